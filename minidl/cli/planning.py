@@ -158,8 +158,7 @@ def _of_order(found: FalseWaits) -> str:
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:
-    """The name of this task in a plan: 4W0, or 4W0@1 if it is one step late, or the one of its group. Raises GraphError
-    for an invalid name."""
+    """The task's name in a plan: 4W0, or 4W0@1 if it is one step late, or its group's. Raises GraphError if invalid."""
     key = group_of(graph, int(parse_task(name)))
     late = int(repack(key, late=1))
     here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()

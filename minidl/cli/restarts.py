@@ -51,8 +51,7 @@ def supervise(arguments: Any) -> int:
 
 
 def fewer(arguments: Any, ranks: int | None) -> int | None:
-    """The next smaller number of ranks that --least-ranks allows and among which the batch can be divided; the same
-    number if there is none."""
+    """The next smaller number of ranks that --least-ranks and the batch allow; the same one if there is none."""
     least = arguments.least_ranks or ranks
     for found in range((ranks or 1) - 1, (least or 1) - 1, -1):
         if arguments.parallel == "pipeline" or arguments.batch_size % (found * arguments.micro_batches) == 0:

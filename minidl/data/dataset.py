@@ -50,8 +50,7 @@ class Scaling:
         return x
 
     def check(self, x: Array, name: object) -> None:
-        """Raises DataError for data that have another number of features or channels, and for numbers by which
-        nothing can be standardised."""
+        """Raises DataError for another number of features or channels, and for numbers that standardise nothing."""
         if self.mean.shape != x.shape[-1:] or self.std.shape != x.shape[-1:]:
             raise DataError(f"{name}: a sample has {x.shape[-1]} features or channels, and the mean and deviation of "
                             f"the weights' training data have {self.mean.size}")

@@ -80,8 +80,7 @@ def _check_fields(name: str, made: Dataset) -> None:
 
 
 def _checked(name: str, made: Dataset, dtype: str) -> Rows:
-    """The rows of a Dataset of the user's own, x as `dtype` unless it is tokens; they raise DataError if they fail or
-    are not what the Dataset says."""
+    """The rows of a user's Dataset, x as `dtype` unless it is tokens; they raise DataError if not as it says."""
     labels = not {"regression", "next_token", "masked_token", "translation"} & {*made.serves}
 
     def rows(indices: NDArray[np.int64], *numbers: Any) -> tuple[Array, Array]:
@@ -132,8 +131,7 @@ def _batches(name: str, made: Iterable[Any]) -> Iterator[Batch]:
 
 
 def _arrays(name: str, made: Any) -> tuple[Batch, bool]:
-    """The arrays (x, y) of what a function has returned, and whether they are all: of batches without end, they are the
-    first HEAD."""
+    """The arrays (x, y) that a function has returned, and whether they are all: of endless batches, the first HEAD."""
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made):
         return made, True
     batches = isinstance(made, Iterable) and not isinstance(made, np.ndarray | str | bytes | dict)

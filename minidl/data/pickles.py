@@ -49,8 +49,7 @@ def read(content: bytes) -> object:
 
 
 def _check(content: bytes) -> None:
-    """Raises ValueError for an opcode or a number of opcodes that no CIFAR file has, and for a length above the file's
-    own."""
+    """Raises ValueError for opcodes, or so many, that no CIFAR file has, and for a length above the file's own."""
     rare = 0
     for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
         name, number = opcode.name, argument if isinstance(argument, int) else 0

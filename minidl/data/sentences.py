@@ -158,8 +158,7 @@ def find_parallel(root: Path) -> Path | None:
 
 
 def _training(folder: Path) -> tuple[Path, Path] | None:
-    """(source, target) of the training text: train.tags.SRC-TGT.SRC and .TGT as of IWSLT, or train.SRC and train.TGT,
-    in alphabetical order."""
+    """The training text: train.tags.SRC-TGT.SRC and .TGT as of IWSLT, or train.SRC and train.TGT, sorted by name."""
     for file in sorted(folder.glob("train.tags.*-*.*")):
         source, target = file.name.split(".")[2].split("-", 1)
         files = tuple(folder / f"train.tags.{source}-{target}.{language}" for language in (source, target))

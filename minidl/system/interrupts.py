@@ -94,8 +94,7 @@ def share(number: int, rank: int) -> None:
 
 
 def take() -> signal.Signals:
-    """Makes the caller the one that ends the process. Returns the signal that came; SIGINT where KeyboardInterrupt was
-    raised without one."""
+    """Makes the caller the one that ends the process. Returns the signal that came, SIGINT if none did."""
     if not _ending.acquire(blocking=False):
         time.sleep(60)  # another thread is ending the process
     return received or signal.SIGINT
@@ -117,8 +116,7 @@ def line(number: signal.Signals) -> str:
 
 
 def say(number: signal.Signals) -> None:
-    """Prints the one line. Rank 0 goes first: where ranks are interrupted before MPI connects them, its end ends the
-    others."""
+    """Prints the one line. Rank 0 goes first: before MPI connects interrupted ranks, its end ends the others."""
     rank = launcher.rank() if launcher.size() > 1 else None
     time.sleep(0.5 if rank else 0)
     with contextlib.suppress(OSError):  # nobody listens

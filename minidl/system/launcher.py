@@ -68,15 +68,13 @@ def size() -> int:
 
 
 def tasks() -> int:
-    """For how many ranks this job of Slurm was made, which `srun` would start here; 1 outside of Slurm, and under a
-    launcher."""
+    """How many ranks `srun` would start in this job of Slurm; 1 outside of Slurm, and under a launcher."""
     text = os.environ.get("SLURM_NTASKS", "")
     return int(text) if name() is None and text.isdecimal() else 1
 
 
 def connects(launcher: str | None, library: str) -> bool:
-    """Whether ranks that the launcher starts can meet in this MPI library, `library` as in `STARTED_BY`; True where
-    nobody can know it beforehand."""
+    """Whether the launcher's ranks can meet in this MPI library, as in `STARTED_BY`; True if nobody can know it yet."""
     maker = (launcher or "").partition("'s mpiexec")
     return not maker[1] or maker[0] in STARTED_BY.get(library, maker)
 

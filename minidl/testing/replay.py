@@ -1,7 +1,6 @@
 """A replay of a version log: one process repeats what a pipeline on stale weights did.
 
-`Replay` runs the tasks of the recorded step in the order of emission, each with the weights that a log names,
-bit-identically to the run.
+`Replay` runs the recorded step's tasks in the order of emission, each on the weights that a log names, bit-identically.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ class Disagreement(ValueError):
 
 
 def together(communicator: Communicator, part: Callable[[], Any], expected: type[Exception] = Exception) -> list[Any]:
-    """The results of `part` on all ranks. Raises Disagreement on every rank with the `expected` error of the first rank
-    that has one."""
+    """The results of `part` on all ranks. Raises Disagreement on every rank with the first rank's `expected` error."""
     try:
         report: tuple[Any, str | None] = part(), None
     except expected as error:

@@ -106,8 +106,7 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
 
 
 def _at_once(trainer: Trainer, course: Course, done: int) -> int:
-    """How many steps the next launch may have: checkpoints are made between launches, and so are new learning rates.
-    (It also ends with an epoch.)"""
+    """How many steps the next launch may have: it ends for a checkpoint or a new learning rate (and with an epoch)."""
     most = min(trainer.at_once, course.steps - done)
     if course.keeper is not None and course.keeper.steps is not None:
         most = min(most, course.keeper.steps - done % course.keeper.steps)

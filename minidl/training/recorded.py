@@ -80,8 +80,7 @@ class Recorded:
         self._notes.clear()
 
     def copy(self, rank: int) -> Recorded:
-        """The same recording with a network, an optimizer and batches of its own: for another rank of this process,
-        with part `rank` of each batch."""
+        """The same recording for another rank of this process, with its own network, optimizer and part of batches."""
         memo: dict[int, Any] = {id(self.device): self.device}
         found = copy(self)
         found.rank = rank
@@ -223,8 +222,7 @@ class Recorded:
 
     @property
     def weighs(self) -> bool:
-        """Whether each part of a batch is weighted by the number of its predictions, since micro-batches, slices and
-        ranks make unequal numbers."""
+        """Whether parts of a batch weigh as many predictions as they make, since they may make unequal numbers."""
         return self.train_data.dataset.uneven and self.ranks * self.every * self.job.slices > 1
 
     @property

@@ -92,7 +92,6 @@ class Trainer:
         return runtime(self.program, device=self.recorded.device, transport=self.communicator, trace=self.trace,
                        logged=self.plan.stale, watched=self.watched, at_once=self.at_once)
 
-    def _start(self) -> None:
     @property
     def rank(self) -> int:
         """The number of this rank; 0 without others."""
@@ -106,6 +105,7 @@ class Trainer:
         """The values of all ranks, which ask together."""
         return [value] if self.communicator is None else self.communicator.gather(value)
 
+    def _start(self) -> None:
         self.bystanders = Bystanders()
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -182,8 +182,7 @@ class Trainer:
 
     @property
     def orders(self) -> list[list[int]]:
-        """Of each step under a hint this rank's tasks, or sums, by key in the order in which they ran. After
-        `finish`."""
+        """After `finish`: of each step under a hint this rank's tasks, or sums, by key in the order of their run."""
         return [ran() for ran in self._ran]
 
     def learn_by(self, rate: Rate, step: int) -> None:
