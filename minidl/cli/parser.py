@@ -180,5 +180,7 @@ def _config(path: str, parser: argparse.ArgumentParser) -> list[str]:
         elif isinstance(value, dict):  # such as [model-arg]
             words += [f"--{key}={name}={argument!r}" for name, argument in value.items()]
         else:
-            words.append(f"--{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
+            values = [*map(str, value)] if isinstance(value, list) else [str(value)]
+            repeats = FLAGS[f"--{key}"].options.get("action") == "append"
+            words += [f"--{key}={word}" for word in (values if repeats else [",".join(values)])]
     return words

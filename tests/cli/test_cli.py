@@ -11,7 +11,7 @@ from helpers import deadline, python
 
 from minidl import checkpoint, models
 from minidl.cli import main
-from minidl.cli.parser import VERBS
+from minidl.cli.parser import VERBS, parse
 from minidl.runtime.executors import TaskError
 from minidl.schedulers import registry
 from minidl.training.job import OPTIMIZERS
@@ -173,10 +173,16 @@ def test_info_and_models(capsys):
 
 def test_config_file_gives_flags_and_the_command_line_wins(capsys, tmp_path):
     config = tmp_path / "run.toml"
-    config.write_text('model = "mlp"\nsteps = 2\nbatch-size = 16\ncosts = "analytic"\n[model-arg]\npreset = "tiny"\n'
-                      '[optimizer-arg]\nnesterov = true\n')
+    config.write_text('model = "mlp"\nsteps = 2\nbatch-size = 16\ncosts = "analytic"\n[model-arg]\npreset = "tiny"\n')
     record = reported(capsys, "train", "--config", str(config), "--steps", "3")
     assert (record["model"], record["steps"]) == ("mlp", 3)
+
+
+def test_a_config_gives_a_flag_several_times_by_a_table_or_a_list(tmp_path):
+    config = tmp_path / "run.toml"
+    for text in ('optimizer-arg = ["eps=1e-6", "amsgrad=true"]', "[optimizer-arg]\neps = 1e-6\namsgrad = true"):
+        config.write_text(text)
+        assert parse(["train", "--config", str(config)]).optimizer_arg == [("eps", 1e-6), ("amsgrad", True)]
 
 
 def test_pipeline_simulate_has_the_promised_keys(capsys):
