@@ -31,7 +31,8 @@ from .machine import blas, versions
 def info(arguments: Any) -> int:
     """Without a model: devices, versions, MPI. With one: parameters, flops of a forward pass, layers."""
     if arguments.each_rank:
-        return ranks.info(arguments)
+        with ranks.job() as communicator:
+            return ranks.info(arguments, communicator)
     if arguments.model:
         found, _ = _outline(arguments.model, dict(arguments.model_arg))
         rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in found["layers"]]

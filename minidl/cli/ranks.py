@@ -65,12 +65,6 @@ def _gpus() -> int:
         return 0
 
 
-def info(arguments: Any) -> int:
-    """Prints one record from rank 0. Returns 1 if versions differ, or if there are more ranks than cores for them."""
-    with job() as communicator:
-        return _info(arguments, communicator)
-
-
 def _binding(ranks: list[dict[str, Any]]) -> str:
     """How the ranks of each machine are bound to its cores, in words."""
     if all(len(rank["bound_to"]) == rank["machine_cores"] for rank in ranks):
@@ -79,7 +73,8 @@ def _binding(ranks: list[dict[str, Any]]) -> str:
     return f"each rank is bound to cores {'of its own' if len({*places}) == len(places) else 'that others share'}"
 
 
-def _info(arguments: Any, communicator: Any) -> int:
+def info(arguments: Any, communicator: Any) -> int:
+    """Prints one record from rank 0. Returns 1 if versions differ, or if there are more ranks than cores for them."""
     cores = sorted(os.sched_getaffinity(0))
     ranks = communicator.gather({"host": socket.gethostname(), "bound_to": cores, "cores": len(cores),
                                  "machine_cores": os.cpu_count(), "gpus": _gpus(), "mpi": communicator.library,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ class Objective:
         return old is None or ((new[self.metric] > old[self.metric]) if self.largest
                                else new[self.metric] < old[self.metric])
 
-    def of(self, data: Dataset, model: str, others: Mapping[str, str] = MappingProxyType({})) -> Dataset:
+    def of(self, data: Dataset, model: str, others: Mapping[str, str]) -> Dataset:
         """The data set for this objective. `others`: the network's, see `Module`. Raises DataError for unfit data."""
         if self.name not in data.serves:
             hint = next((f", such as {model} with {others[name]}" for name in data.serves if name in others), "")

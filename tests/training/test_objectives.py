@@ -83,7 +83,7 @@ def test_scores_of_batches_add_up_to_those_of_the_whole():
 def test_masked_tokens_are_hidden_as_bert_does_and_only_they_count():
     text = np.arange(4000).reshape(100, 40) % 50
     plain = Dataset("text", 100, (40,), 60, lambda i: (text[i], text[i]), ("masked_token",), mask=59)
-    hidden = objectives.find("masked_token").of(plain, "m")
+    hidden = objectives.find("masked_token").of(plain, "m", {})
     x, y = hidden.rows(np.arange(100), draws.of_epoch(100, 0, 7))
     at = y != IGNORED
     assert (at.sum(axis=1) == 6).all()
@@ -117,7 +117,7 @@ def data(**more):
 
 def test_what_does_not_fit_is_told_in_one_line():
     with pytest.raises(DataError, match="some is for next_token, and m is trained for classification"):
-        objectives.find("classification").of(data(), "m")
+        objectives.find("classification").of(data(), "m", {})
     with pytest.raises(ValueError, match="unknown objective 'ranking'; known: classification"):
         objectives.find("ranking")
     pairs = Dataset("pairs", 8, (4,), 2, lambda i: (i, i), vocabulary=9)
