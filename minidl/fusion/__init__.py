@@ -12,22 +12,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.graph import TaskGraph
-from .additions import additions
 from .attention import flash_attention
-from .batch_norm import batch_norm_act
+from .batch_norm import batch_norm_act, batch_norm_grad
 from .casts import casts
 from .draft import Draft
-from .norm_grads import batch_norm_grad
-from .products import epilogue, slabs
-from .slopes import slopes
+from .products import additions, epilogue, slabs, slopes
 from .squeeze_excite import squeeze_excite
 from .updates import updates, weight_updates
 
-RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": batch_norm_act,
-                                             "batch_norm_grad": batch_norm_grad, "squeeze_excite": squeeze_excite,
-                                             "flash_attention": flash_attention, "epilogue": epilogue, "slabs": slabs,
-                                             "additions": additions, "slopes": slopes, "weight_updates": weight_updates,
-                                             "updates": updates}
+RULES: dict[str, Callable[[Draft], None]] = {rule.__name__: rule for rule in (
+    casts, batch_norm_act, batch_norm_grad, squeeze_excite, flash_attention, epilogue, slabs, additions, slopes,
+    weight_updates, updates)}
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:

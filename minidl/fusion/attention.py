@@ -17,7 +17,7 @@ def flash_attention(draft: Draft) -> None:
     """Attention and its gradient by flash kernels, if the device has them."""
     if not draft.device.flash:
         return
-    for i, entry in list(draft.numbered()):
+    for i, entry in draft.numbered():
         for launch in entry.launches:
             if launch.kernel == "attention" and supported(launch):
                 _replace(draft, i, launch)
@@ -52,16 +52,9 @@ def _replace(draft: Draft, i: int, launch: Launch) -> None:
     if any(g.kernel != "attention_grad" or g.reads[3] != p or not all(map(_in_pieces, (g.reads[4], *g.writes)))
            for g in gradients):
         return
-    lse, kept = draft.new(f"{draft.graph.storages[y.storage].name} lse", p.shape[:3], "float32", Role.ACTIVATION)
-    flash, work = draft.launch("flash_attention", launch.reads, (y, lse), **dict(launch.constants))
-    draft.merge(i, [], [flash if other is launch else other for other in draft[i].launches],
-                [probabilities], [kept, *work])
+    lse = draft.new(f"{draft.graph.storages[y.storage].name} lse", p.shape[:3], "float32", Role.ACTIVATION)
+    flash = draft.launch("flash_attention", launch.reads, (y, lse), **dict(launch.constants))
+    draft.merge(i, [flash if other is launch else other for other in draft[i].launches])
     for t in readers:
-        launches, work = [], []
-        for g in draft[t].launches:
-            if g in gradients:
-                g, more = draft.launch("flash_attention_grad", (*g.reads[:3], y, lse, g.reads[4]), g.writes,
-                                       **dict(launch.constants))
-                work += more
-            launches.append(g)
-        draft.merge(t, [], launches, [probabilities], work, reads=[output, kept])
+        draft.merge(t, [draft.launch("flash_attention_grad", (*g.reads[:3], y, lse, g.reads[4]), g.writes,
+                                     **dict(launch.constants)) if g in gradients else g for g in draft[t].launches])

@@ -1,4 +1,7 @@
-"""The fusion rule for batch norm with the sum and activation after it; `kernels/norm_act.py` defines the launches."""
+"""The fusion rules for batch norm: with the sum and activation after it, and both of its gradients as one launch.
+
+`kernels/norm_act.py` and `kernels/norm_both.py` define the launches.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,32 @@ from dataclasses import dataclass
 
 from ..core.graph import Launch, View
 from ..core.tasks import Kind, strides_of
-from .draft import Draft, DraftTask
+from .draft import Draft, DraftTask, addend
 
 #: activations that a batch norm can end with, and whether their gradient reads the output (else the input)
 ACTIVATIONS = {"relu": True, "relu6": True, "hardswish": False}
+SUMS = ("batch_norm_weight_grad", "batch_norm_act_weight_grad")
+INPUTS = ("batch_norm_input_grad", "batch_norm_act_input_grad")
 
 
 def batch_norm_act(draft: Draft) -> None:
     """Fuses a batch norm with the activation after it, and a sum between the two, if any; forward and backward."""
-    for i, entry in list(draft.numbered()):
-        if entry.only is not None and entry.only.kernel == "batch_norm":
-            _end_batch_norm(draft, i)
+    for i, first in draft.alone("batch_norm"):
+        _end_batch_norm(draft, i, first)
 
 
-def _end_batch_norm(draft: Draft, i: int) -> None:
+def _end_batch_norm(draft: Draft, i: int, first: Launch) -> None:
     """Fuses a batch norm with its tail, forward and backward, if all of it can be fused."""
-    first = draft[i].launches[0]
     tail = _tail(draft, first.writes[0])
     if tail is None or not draft.moves(i, tail.forward[-1], tail.forward):
         return
     into, last = tail.forward[-1], draft[tail.forward[-1]].launches[0]
-    constants = {**dict(first.constants), "act": tail.act}
     if (tail.gradient is not None and not _end_gradient(draft, first, last.writes[0], tail)
         and not ACTIVATIONS[tail.act]):
         return  # its gradient needs a value that would no longer exist
-    gone = [draft.passed_on(draft[t].launches[0].writes[0]) for t in (i, *tail.forward[:-1])]
-    launch, work = draft.launch("batch_norm_act", [*first.reads, *tail.added],
-                                [last.writes[0], *first.writes[1:]], **constants)
-    draft.merge(into, [i, *tail.forward[:-1]], [launch], [b for b in gone if b is not None], work, as_task=i)
+    launch = draft.launch("batch_norm_act", [*first.reads, *tail.added], [last.writes[0], *first.writes[1:]],
+                          **dict(first.constants), act=tail.act)
+    draft.merge(into, [launch], [i, *tail.forward[:-1]], as_task=i)
 
 
 def _end_gradient(draft: Draft, norm: Launch, y: View, tail: Tail) -> bool:
@@ -45,30 +46,21 @@ def _end_gradient(draft: Draft, norm: Launch, y: View, tail: Tail) -> bool:
     if passed is None or len(draft[tail.gradient].launches) > 1:
         return False
     readers = draft.readers(passed)
-    sums = [t for t in readers if _is(draft[t], "batch_norm_weight_grad", norm.writes[1], ds)]
-    inputs = [t for t in readers if _is(draft[t], "batch_norm_input_grad", norm.writes[1], ds, others=True)]
+    sums = [t for t in readers if _is(draft[t], SUMS[0], norm.writes[1], ds)]
+    inputs = [t for t in readers if _is(draft[t], INPUTS[0], norm.writes[1], ds, others=True)]
     if len(sums) != 1 or len(inputs) > 1 or (not tail.added and len(readers) != len(sums) + len(inputs)):
         return False
-    x, mean, rstd, w, b = norm.reads[0], *norm.writes[1:3], *norm.reads[1:3]
-    given = draft[tail.gradient].reads - {draft.buffer(seen)}  # the buffers of dy
-    old = draft[sums[0]].launches[0]
-    if tail.added:
-        launch, work = draft.launch("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy, y],
-                                    [*old.writes, ds], act=tail.act)
-        draft.merge(tail.gradient, sums, [launch], [], work, as_task=sums[0],
-                    reads=draft.buffers(w, b), reads_not=[passed])
-        return True
-    if any(not draft.moves(tail.gradient, t, (*sums, *inputs)) for t in inputs):
+    if not tail.added and any(not draft.moves(tail.gradient, t, (*sums, *inputs)) for t in inputs):
         return False
-    for t in inputs:
-        o, *others = draft[t].launches
-        launch, work = draft.launch("batch_norm_act_input_grad", [x, mean, rstd, w, b, *o.reads[4:6], dy],
-                                    o.writes, act=tail.act)
-        draft.merge(t, [], [launch, *others], [passed], work, reads=[*given, *draft.buffers(w, b)])
-    launch, work = draft.launch("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy], old.writes, act=tail.act)
-    unread = [s for s in draft.buffers(seen) if s not in given]
-    draft.merge(tail.gradient, sums, [launch], [passed], work, as_task=sums[0],
-                reads=draft.buffers(w, b), reads_not=unread)
+    own = [norm.reads[0], *norm.writes[1:3], *norm.reads[1:3]]  # x, mean, rstd, w, b
+    old, of_dy = draft[sums[0]].launches[0], draft[tail.gradient].reads - {draft.buffer(seen)}
+    for t in inputs if not tail.added else ():
+        first, *others = draft[t].launches
+        draft.merge(t, [draft.launch(INPUTS[1], [*own, *first.reads[4:6], dy], first.writes, act=tail.act), *others],
+                    reads=of_dy)
+    more, kept = ([y], [ds]) if tail.added else ([], [])
+    launch = draft.launch(SUMS[1], [*own, dy, *more], [*old.writes, *kept], act=tail.act)
+    draft.merge(tail.gradient, [launch], sums, as_task=sums[0])
     return True
 
 
@@ -121,3 +113,48 @@ def _tail(draft: Draft, y: View) -> Tail | None:
         if len(gradient) > 1 or any(t not in gradient for t in rest):
             return None
         return Tail(forward, added, launch.kernel, gradient[0] if gradient else None)
+
+
+def batch_norm_grad(draft: Draft) -> None:
+    """Makes the sums that are the parameters' gradient in the task of the gradient toward the input, which needs them.
+    An addition of another gradient to the latter joins them. Nothing waits longer: the sums are on the chain of output
+    gradients anyway."""
+    for i, sums in draft.alone(*SUMS):
+        _join(draft, i, sums)
+
+
+def _join(draft: Draft, i: int, sums: Launch) -> None:
+    dw, db, *ds = sums.writes
+    readers = draft.readers(dw_buffer) if (dw_buffer := draft.buffer(dw)) is not None else []
+    found = [t for t in readers if draft[t].launches[0].kernel in INPUTS and _same(sums, draft[t].launches[0])]
+    if len(found) != 1:
+        return
+    t, (first, *rest) = found[0], draft[found[0]].launches
+    into, gone = (t, i) if draft.moves(i, t) else (i, t)
+    if into == i and not draft.moves(t, i):
+        return
+    (dx,), more = first.writes, None
+    if rest and (more := _added(rest[0], dx)) is not None:
+        del rest[0]
+    act = dict(sums.constants).get("act", "none")
+    x, mean, rstd, *own = sums.reads
+    reads = [x, mean, rstd, *(own if act != "none" else (first.reads[3], first.reads[3], *own))]
+    launch = draft.launch("batch_norm_grad", [*reads, *([] if more is None else [more])], [dw, db, *ds, dx],
+                          act=act, kept=bool(ds), add=more is not None)
+    draft.merge(into, [launch, *rest], [gone], as_task=t)
+
+
+def _same(sums: Launch, inputs: Launch) -> bool:
+    """Whether these are the two gradients of one batch norm, from the same gradient of its output."""
+    seen = sums.writes[2] if len(sums.writes) == 3 else sums.reads[3 if sums.kernel == SUMS[0] else 5]
+    return (inputs.reads[:3] == sums.reads[:3] and inputs.reads[-3:] == (*sums.writes[:2], seen)
+            and (len(sums.writes) == 3 or SUMS.index(sums.kernel) == INPUTS.index(inputs.kernel)))
+
+
+def _added(add: Launch, dx: View) -> View | None:
+    """The gradient that a launch adds to dx in place, dense or with gaps between pixels; None for any other launch."""
+    if (more := addend(add, dx)) is None:
+        return None
+    apart = more.strides[-2] if len(more.shape) > 1 else more.shape[-1]  # elements from pixel to pixel
+    rows = tuple(apart * s for s in strides_of(more.shape[:-1]))
+    return more if (more.shape, more.strides, more.dtype) == (dx.shape, (*rows, 1), dx.dtype) else None

@@ -24,16 +24,10 @@ def _parameters(draft: Draft) -> None:
     for dtype, group in alike.items():
         first, launches = group[0][0], [launch for _, launch in group]
         for i, launch in group:
-            others = [other for other in draft[i].launches if other is not launch]
-            unread = [b for b in draft.buffers(*launch.reads)
-                      if not any(launch.reads[0] in other.reads for other in others)]
-            made = draft.buffers(*launch.writes)
-            draft.merge(i, [], others, [], [], reads=made, reads_not=unread, writes_not=made)
-        many, work = draft.launch("cast_many", [v for c in launches for v in c.reads],
-                                  [v for c in launches for v in c.writes], dtype=dtype)
-        made = draft.buffers(*many.writes)
-        draft.merge(first, [], [many, *draft[first].launches], [], [*made, *work], reads=draft.buffers(*many.reads),
-                    reads_not=made)
+            draft.merge(i, [other for other in draft[i].launches if other is not launch])
+        many = draft.launch("cast_many", [launch.reads[0] for launch in launches],
+                            [launch.writes[0] for launch in launches], dtype=dtype)
+        draft.merge(first, [many, *draft[first].launches])
 
 
 def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
@@ -47,7 +41,7 @@ def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
 
 
 def _gradients(draft: Draft) -> None:
-    for i, entry in list(draft.numbered()):
+    for i, entry in draft.numbered():
         for cast in [launch for launch in entry.launches if launch.kernel == "cast"]:
             (low,), (wide,) = cast.reads, cast.writes
             if (draft.kind(i) == Kind.W and draft.passed_on(low) is not None
@@ -64,15 +58,13 @@ def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> N
     takers = [t for t in readers if any(launch.kernel == "unscale" for launch in draft[t].launches)][:1] or readers
     if any(t < takers[0] for t in readers) or (takers is readers and len(draft.writers(buffer)) > 1):
         return  # the tasks after an unscale need what it has written
+    others = [launch for launch in draft[i].launches if launch is not cast]
     touching = [launch for t in takers for launch in draft[t].launches if wide in launch.reads]
-    if any(launch is not cast and wide in (*launch.reads, *launch.writes) for launch in draft[i].launches):
+    if any(wide in (*launch.reads, *launch.writes) for launch in others) or not all(
+            launch.kernel == "unscale" or (launch.kernel in UPDATES and launch.reads[1] == wide)
+            for launch in touching):
         return
-    if not all(launch.kernel == "unscale" or (launch.kernel in UPDATES and launch.reads[1] == wide)
-               for launch in touching):
-        return
-    given = draft.buffers(low)
     for t in takers:
-        launches = [replace(launch, reads=tuple(low if v == wide else v for v in launch.reads))
-                    for launch in draft[t].launches]
-        draft.merge(t, [], launches, [], [], reads=given, reads_not=[buffer])
-    draft.merge(i, [], [launch for launch in draft[i].launches if launch is not cast], [], [], writes_not=[buffer])
+        draft.merge(t, [replace(launch, reads=tuple(low if v == wide else v for v in launch.reads))
+                        for launch in draft[t].launches])
+    draft.merge(i, others)

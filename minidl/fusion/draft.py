@@ -53,6 +53,10 @@ class Draft:
     def numbered(self) -> Iterator[tuple[int, DraftTask]]:
         return ((i, e) for i, e in enumerate(self.entries) if e is not None)
 
+    def alone(self, *kernels: str) -> Iterator[tuple[int, Launch]]:
+        """The tasks with one launch, of one of these kernels, each with it."""
+        return ((i, e.only) for i, e in self.numbered() if e.only is not None and e.only.kernel in kernels)
+
     def __getitem__(self, task: int) -> DraftTask:
         entry = self.entries[task]
         assert entry is not None, "this task has been merged into another"
@@ -77,27 +81,24 @@ class Draft:
         buffer = self.buffer(view)
         return None if buffer is None or buffer in self.kept or len(self.writers(buffer)) != 1 else buffer
 
-    def merge(self, into: int, gone: Sequence[int], launches: Sequence[Launch], dropped: Iterable[int],
-              work: Iterable[int], *, as_task: int | None = None, reads: Iterable[int] = (),
-              reads_not: Iterable[int] = (), writes_not: Iterable[int] = ()) -> None:
-        """Merges the tasks `gone` into task `into`, which gets these launches, the scratch buffers `work` and the name
-        of `as_task`. The buffers `dropped` disappear; it also reads `reads`, and no longer reads `reads_not` or writes
-        `writes_not`."""
-        target = self[into]
+    def merge(self, into: int, launches: Sequence[Launch], gone: Sequence[int] = (), *, as_task: int | None = None,
+              reads: Iterable[int] = ()) -> None:
+        """Merges the tasks `gone` into task `into`, which gets these launches and the name of `as_task`. It reads and
+        writes what the launches do; of a slab, what the merged tasks did, and `reads`."""
+        target, merged = self[into], [self[i] for i in (into, *gone)]
+        before = {*self.buffers(*(view for entry in merged for launch in entry.launches for view in launch.views))}
         if as_task is not None:
             target.row, target.unit = self[as_task].row, self[as_task].unit
+        target.reads = {*reads}.union(*(entry.reads for entry in merged)) - before
+        target.writes = set[int]().union(*(entry.writes for entry in merged)) - before
+        target.flops = sum(entry.flops for entry in merged)
+        target.launches, made = tuple(launches), set[int]()
+        for launch in launches:
+            target.reads |= {*self.buffers(*launch.reads)} - made
+            made |= {*self.buffers(*launch.writes, *launch.work)}
+        target.writes |= made
         for i in gone:
-            entry = self[i]
-            target.reads |= entry.reads
-            target.writes |= entry.writes
-            target.flops += entry.flops
             self.entries[i] = None
-        target.reads = (target.reads | {*reads}) - {*dropped} - {*reads_not}
-        target.writes = (target.writes | {*work}) - {*dropped} - {*writes_not}
-        target.launches = tuple(launches)
-        used = {view.storage for launch in launches for view in launch.views}
-        target.writes -= {b for b in target.writes if b < len(self.graph.buffer_bytes)
-                          and (own := self.graph.buffer(b)).role == Role.WORKSPACE and own.storage not in used}
         self._found(into)
 
     def _found(self, task: int) -> None:
@@ -107,22 +108,22 @@ class Draft:
                 if task not in table.setdefault(buffer, []):
                     table[buffer].append(task)
 
-    def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View],
-               **constants: Any) -> tuple[Launch, list[int]]:
-        """A launch with the scratch memory that it needs, and the buffers of that memory."""
+    def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View], **constants: Any) -> Launch:
+        """A launch with the scratch memory that it needs."""
         work = self.device.work(KERNELS[kernel])
         made = [self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
                 for shape, dtype in (work(reads, writes, **constants) if work else ())]
-        return Launch(kernel, tuple(reads), tuple(writes), tuple(view for view, _ in made), tuple(constants.items()),
+        return Launch(kernel, tuple(reads), tuple(writes), tuple(made), tuple(constants.items()),
                       self.device.cuts(KERNELS[kernel], reads, constants),
-                      KERNELS[kernel].company(reads, writes, constants)), [buffer for _, buffer in made]
+                      KERNELS[kernel].company(reads, writes, constants))
 
-    def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> tuple[View, int]:
-        """An array in a new storage, and its buffer."""
+    def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> View:
+        """An array in a new storage, which has a buffer of its own."""
         spec = StorageSpec(name, tuple(shape), dtype, prod(shape) * np.dtype(dtype).itemsize, role)
-        buffer = len(self.graph.buffer_bytes) + len(self.made)
+        storage = len(self.graph.storages) + len(self.made)
+        self._buffer[storage] = len(self.graph.buffer_bytes) + len(self.made)
         self.made.append(spec)
-        return View.of(spec, len(self.graph.storages) + len(self.made) - 1), buffer
+        return View.of(spec, storage)
 
     def buffers(self, *views: View) -> list[int]:
         """The buffers of the views that are whole storages."""
@@ -163,3 +164,10 @@ class Draft:
             remaining, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
             reads=Rows.of([sorted(e.reads) for e in entries]), writes=Rows.of([sorted(e.writes) for e in entries]),
             launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
+
+
+def addend(add: Launch, dx: View) -> View | None:
+    """The gradient that a launch adds to dx in place; None for any other launch."""
+    if add.kernel != "add" or add.writes != (dx,) or dx not in add.reads or add.reads[0] == add.reads[1]:
+        return None
+    return next(v for v in add.reads if v != dx)

@@ -17,12 +17,11 @@ from .draft import Draft
 
 
 class Half(NamedTuple):
-    """One direction of a block: its tasks in order, what its launch reads and writes, and the views that disappear."""
+    """One direction of a block: its tasks in order, what its launch reads and writes."""
 
     tasks: list[int]
     reads: list[View]
     writes: list[View]
-    gone: list[View]
 
 
 class NoMatch(Exception):
@@ -31,35 +30,30 @@ class NoMatch(Exception):
 
 def squeeze_excite(draft: Draft) -> None:
     """Makes each squeeze-and-excite block one launch, and all its output gradients another one."""
-    for i, entry in list(draft.numbered()):
-        if entry.only is not None and entry.only.kernel == "hardsigmoid":
-            with suppress(NoMatch):
-                _put_together(draft, i)
+    for i, launch in draft.alone("hardsigmoid"):
+        with suppress(NoMatch):
+            _put_together(draft, i, *launch.reads, *launch.writes)
 
 
-def _put_together(draft: Draft, i: int) -> None:
-    forward = _forward(draft, i)
-    scale, gate = forward.tasks[-1], forward.gone[-1]
+def _put_together(draft: Draft, i: int, pre: View, gate: View) -> None:
+    forward = _forward(draft, i, pre, gate)
+    scale = forward.tasks[-1]
     after = [t for t in draft.readers(*draft.buffers(gate)) if t != scale]
-    backward = _backward(draft, forward, _one(after)) if after else None
-    halves = [("squeeze_excite", forward, scale),
-              *([("squeeze_excite_input_grad", backward, backward.tasks[0])] if backward else [])]
+    halves = [("squeeze_excite", forward, scale)]
+    if after:
+        backward = _backward(draft, forward, gate, _one(after))
+        halves.append(("squeeze_excite_input_grad", backward, backward.tasks[0]))
     for _, half, into in halves:
         _require(all(draft.moves(t, into, half.tasks) for t in half.tasks))
     for kernel, half, into in halves:
-        launches = [launch for t in half.tasks for launch in draft[t].launches]
-        launch, work = draft.launch(kernel, half.reads, half.writes)
-        made = {b for t in half.tasks for b in draft[t].writes}
-        gone = draft.buffers(gate, *half.gone, *(v for old in launches for v in old.work))
-        draft.merge(into, [t for t in half.tasks if t != into], [*(c for c in launches if c.kernel == "cast"), launch],
-                    gone, work, reads_not=made)
+        casts = [launch for t in half.tasks for launch in draft[t].launches if launch.kernel == "cast"]
+        draft.merge(into, [*casts, draft.launch(kernel, half.reads, half.writes)], [t for t in half.tasks if t != into])
     unit = draft[scale].unit
     draft.units[unit] = "/".join([*draft.units[unit].split("/")[:-1], "squeeze_excite"])
 
 
-def _forward(draft: Draft, i: int) -> Half:
-    """The block whose hard-sigmoid is task i."""
-    (pre,), (gate,) = draft[i].launches[0].reads, draft[i].launches[0].writes
+def _forward(draft: Draft, i: int, pre: View, gate: View) -> Half:
+    """The block whose hard-sigmoid is task i, from `pre` to `gate`."""
     second, (hidden, w2, *b2) = _maker(draft, pre, "conv2d")
     act, (r,) = _maker(draft, hidden, "relu")
     first, (mean, w1, *b1) = _maker(draft, r, "conv2d")
@@ -73,17 +67,15 @@ def _forward(draft: Draft, i: int) -> Half:
     scale = _one([t for t in _readers(draft, gate) if draft.kind(t) == Kind.F])
     last = draft[scale].launches[0]
     _require(_is(draft, scale, ("mul", (x, gate), last.writes, {})))
-    return Half([pool, first, act, second, i, scale], [x, w1, *b1, w2, *b2],
-                [last.writes[0], mean, hidden, pre], [r, gate])
+    return Half([pool, first, act, second, i, scale], [x, w1, *b1, w2, *b2], [last.writes[0], mean, hidden, pre])
 
 
-def _backward(draft: Draft, forward: Half, start: int) -> Half:
-    """The output gradients of a block. `start`: the one of the product."""
-    (x, w1, _, w2, _), (_, _, hidden, pre), gate = forward.reads, forward.writes, forward.gone[-1]
-    _require(len(draft[start].launches) > 1)
-    dy, product, dgate = (draft[start].launches[0].reads[0], draft[start].launches[1].writes[0],
-                          draft[start].launches[-1].writes[0])
-    direct = draft[start].launches[0].writes[0]
+def _backward(draft: Draft, forward: Half, gate: View, start: int) -> Half:
+    """The output gradients of a block. `gate`: what scales the image; `start`: the gradient of the product."""
+    (x, w1, _, w2, _), (_, _, hidden, pre), launches = forward.reads, forward.writes, draft[start].launches
+    _require(len(launches) > 1)
+    dy, direct, product, dgate = (launches[0].reads[0], launches[0].writes[0], launches[1].writes[0],
+                                  launches[-1].writes[0])
     total = [("sum", (product,), (dgate,), {"axes": (1, 2)})] if x.shape != gate.shape else []
     _require(_dense(dy)
              and _is(draft, start, ("mul", (dy, gate), (direct,), {}), ("mul", (dy, x), (product,), {}), *total))
@@ -101,8 +93,7 @@ def _backward(draft: Draft, forward: Half, start: int) -> Half:
     _require(_readers(draft, direct) == [last] and _dense(dx) and _is(
         draft, last, ("spread", (dmean, x), (dx,), {"factor": 1.0 / (x.shape[1] * x.shape[2])}),
         ("add", (direct, dx), (dx,), {})))
-    return Half([start, slope, second, act, first, last], [dy, x, w1, w2, hidden, pre], [dx, dpre, dhidden],
-                [direct, product, dgate, dh, dmean])
+    return Half([start, slope, second, act, first, last], [dy, x, w1, w2, hidden, pre], [dx, dpre, dhidden])
 
 
 def _require(condition: bool) -> None:

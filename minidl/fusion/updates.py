@@ -24,9 +24,7 @@ def updates(draft: Draft) -> None:
     alike = grouped(((launch.kernel, len(launch.writes), _shared(launch), launch.constants), launch)
                     for launch in launches if launch.kernel in UPDATES)
     many = [draft.launch(*_many(same), **dict(same[0].constants), count=len(same)) for same in alike.values()]
-    rest = [launch for launch in launches if launch.kernel not in UPDATES]
-    draft.merge(tasks[-1], tasks[:-1], [*rest, *(launch for launch, _ in many)], [],
-                [b for _, buffers in many for b in buffers])
+    draft.merge(tasks[-1], [*(launch for launch in launches if launch.kernel not in UPDATES), *many], tasks[:-1])
     draft.units.append("updates")
     draft[tasks[-1]].unit = len(draft.units) - 1
 
@@ -55,20 +53,19 @@ def weight_updates(draft: Draft) -> None:
     if draft.device.captures:
         return
     merged = False
-    for i, entry in list(draft.numbered()):
-        first = entry.only
-        if first is None or first.kernel != "linear_weight_grad" or first.reads[0].shape[0] > FEW or (
-                made := draft.passed_on(grad := first.writes[0])) is None or len(readers := draft.readers(made)) != 1:
+    for i, first in draft.alone("linear_weight_grad"):
+        if first.reads[0].shape[0] > FEW or (made := draft.passed_on(grad := first.writes[0])) is None or len(
+                readers := draft.readers(made)) != 1:
             continue
         launches = list(draft[to := readers[0]].launches)
         at = [k for k, launch in enumerate(launches) if grad.storage in {v.storage for v in launch.views}]
         if len(at) != 1 or not _takes(launches, at[0], first) or not draft.moves(i, to):
             continue
         own = launches.pop(at[0])
-        launch, work = draft.launch("linear_weight_update", [*first.reads, *(v for v in own.reads if v != grad)],
-                                    [*own.writes, *first.writes[1:]], rule=own.kernel, **dict(first.constants),
-                                    **dict(own.constants))
-        draft.merge(to, [i], [launch, *launches], [made], work)
+        launch = draft.launch("linear_weight_update", [*first.reads, *(v for v in own.reads if v != grad)],
+                              [*own.writes, *first.writes[1:]], rule=own.kernel, **dict(first.constants),
+                              **dict(own.constants))
+        draft.merge(to, [launch, *launches], [i])
         merged = True
     draft.soon([i for i, e in draft.numbered() if merged and draft.kind(i) == Kind.U])
 

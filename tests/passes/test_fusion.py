@@ -339,6 +339,14 @@ def test_squeeze_and_excite_on_cuda(besides):
         assert np.linalg.norm(a.numpy() - b.numpy()) <= tolerance * np.linalg.norm(b.numpy())
 
 
+def test_no_task_keeps_scratch_of_a_launch_that_has_gone():
+    """Batch norm's sums become part of another launch, which has scratch of its own."""
+    job = Job("resnet20", batch=2, device=cuda_runtime.device(0))
+    for task in fused(job.graph, job.device):
+        used = {view.storage for launch in task.launches for view in launch.views}
+        assert {b.storage for b in task.writes if b.role == Role.WORKSPACE} <= used, task.name
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["resnet20", "densenet121", "mobilenet_v3_large"])
 def test_both_gradients_of_a_batch_norm_are_one_task(name: str):
