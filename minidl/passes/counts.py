@@ -65,15 +65,12 @@ def counted_by_each(draft: Draft) -> Draft:
                                      for b in graph.writes[t].tolist()}, {})
     if not mine:
         return draft
-    for s in sorted({s for _, s in home}):
-        own = reduce(or_, (mine[t, at] for (t, needs), at in home.items() if needs == s and (t, at) in mine), NONE)
-        for t in counting:
-            if (t, s) in mine:
-                e.again(t - 1 if s < stage[t] else t, t, own, unit=e.unit(graph.unit_names[graph.unit[t]]), part=0,
-                        stage=s, reads=own.of(graph.reads[t].tolist()), writes=own.of(graph.writes[t].tolist()),
-                        launches=[launch.moved(own.storages) for launch in graph.launches[t]])
-        for t in {*counting, *(t for b in own.buffers for t in readers[b].tolist())}:
-            if stage[t] == s:
-                e.use(own, t)
-                e.writes[t] = own.of(e.writes[t])
+    used = {s: reduce(or_, (mine[t, at] for (t, needs), at in home.items() if needs == s and (t, at) in mine), NONE)
+            for s in sorted({s for _, s in home})}
+    for s, own in used.items():
+        for t in (t for t in counting if (t, s) in mine):
+            e.again(t - 1 if s < stage[t] else t, t, own, unit=e.unit(graph.unit_names[graph.unit[t]]), part=0, stage=s)
+    for s, own in used.items():
+        touching = {*counting, *(t for b in own.buffers for t in readers[b].tolist())}
+        e.move(own, *(t for t in touching if stage[t] == s))
     return e.draft

@@ -29,7 +29,7 @@ def _doubled(again: Again, flow: Flow) -> int:
     """Replaces one backward pass; returns the number of levels."""
     e, runs = again.edit, flow.runs
     ends = ends_of(e, flow, "deeppcr")
-    make = Making.like(again, runs[0][0], Kind.O)
+    make = Making(again, runs[0][0], Kind.O)
     order, products = [*runs[0]], list[Jacobians]()
     for r, run in enumerate(runs[1:], 1):
         made, task = make.jacobian(f"Jacobian {r}", run, ends[r - 1], ends[r])

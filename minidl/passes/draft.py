@@ -1,9 +1,8 @@
 """A draft: the part of a plan that exists so far for a recorded step, on one device or on ranks; and its editor.
 
 A pass is a function `(draft, **options) -> draft`. It raises Refused if it cannot do its work, and GraphError if merged
-tasks would wait for each other in a circle. It may ask the draft for
-facts, never which policy or which other pass there is. `minidl.passes.every` has all passes in their order, and says
-when each has something to do.
+tasks would wait for each other in a circle. It may ask the draft for facts, never which policy or which other pass
+there is. `minidl.passes.every` has all passes in their order, and says when each has something to do.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,12 @@ class Copies:
         """These buffers, with the copies in place of the originals."""
         return {self.buffers.get(b, b) for b in buffers}
 
+    @property
+    def inverse(self) -> Copies:
+        """From the copies to the originals."""
+        return Copies({to: b for b, to in self.buffers.items()}, {to: s for s, to in self.storages.items()})
+
+
 NONE = Copies({}, {})
 
 
@@ -156,8 +162,8 @@ class Edit:
     def __init__(self, draft: Draft) -> None:
         graph = draft.graph
         self.old = draft
-        self.units = max(len(graph.unit_names), int(graph.unit.max(initial=-1)) + 1)
-        self.unit_names = [*graph.unit_names, *[""] * (self.units - len(graph.unit_names))]
+        units = max(len(graph.unit_names), int(graph.unit.max(initial=-1)) + 1)
+        self.unit_names = [*graph.unit_names, *[""] * (units - len(graph.unit_names))]
         self.keys, self.time, self.stage = graph.keys.tolist(), draft.time.tolist(), draft.stage.tolist()
         self.flops, self.bytes = graph.flops.tolist(), graph.bytes.tolist()
         self.reads, self.writes = _Sets(graph.reads), _Sets(graph.writes)
@@ -168,6 +174,7 @@ class Edit:
         self.follows: dict[int, list[int]] = {}  # task, or -1 for the begin -> new tasks right after it
         self.entries: dict[int, list[int]] = {}  # task -> new tasks right after it in its lane
         self.lanes: dict[Lane, list[int]] = {}  # new lanes
+        self.beside: dict[tuple[int, str], int] = {}  # (unit, whose) -> the unit of such tasks that run again
 
     # ---------------------------------------------------------------------------------------------------------- memory
     def storage(self, spec: StorageSpec) -> int:
@@ -192,13 +199,16 @@ class Edit:
         at = self.storage(spec)
         return at, self._buffer(at, spec.bytes, spec.role.number, spec.name)
 
-    def copies(self, buffers: Iterable[int], whose: str, **spec: Any) -> Copies:
-        """Copies of buffers and of their storages. `spec`: fields that differ from the storages' own, such as `role`;
-        `filled=True`: with the original's data, when a loop begins."""
-        mine = sorted(buffers)
-        filled = spec.pop("filled", False)
-        places = {}
-        for s in sorted({self.storage_of[b] for b in mine}):
+    def array(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, **spec: Any) -> tuple[View, int]:
+        """All elements of a new storage, and a buffer on it. `spec`: its other fields."""
+        at, buffer = self.place(StorageSpec(name, shape, dtype, prod(shape) * np.dtype(dtype).itemsize, role, **spec))
+        return View.of(self.specs[at], at), buffer
+
+    def copies(self, buffers: Iterable[int], whose: str, filled: bool = False, **spec: Any) -> Copies:
+        """Copies of buffers and of their storages. `filled`: with the originals' data, when a loop begins; `spec`:
+        fields that differ from the storages' own, such as `role`."""
+        mine, places = sorted(buffers), dict[int, int]()
+        for s in sorted(self.places(mine)):
             own = self.specs[s]
             places[s] = self.storage(replace(own, name=f"{own.name}, {whose}", **spec,
                                              **({"filled": own.live} if filled else {})))
@@ -222,8 +232,7 @@ class Edit:
     def unit(self, name: str = "") -> int:
         """The number of a new unit."""
         self.unit_names.append(name)
-        self.units += 1
-        return self.units - 1
+        return len(self.unit_names) - 1
 
     def task(self, after: int, unit: int, kind: Kind, micro_batch: int = 0, *, stage: int, reads: Iterable[int],
              writes: Iterable[int], launches: Sequence[Launch] = (), part: int = 0, late: int = 0, time: float = 0.0,
@@ -240,13 +249,19 @@ class Edit:
         self.follows.setdefault(after, []).append(len(self.keys) - 1)
         return len(self.keys) - 1
 
-    def again(self, after: int, task: int, copies: Copies, **given: Any) -> int:
-        """The number of a new task that does what another one does, on these copies; `given`: what differs."""
+    def again(self, after: int, task: int, copies: Copies, whose: str = "", **given: Any) -> int:
+        """The number of a new task that does what another one does, on these copies; `given`: what differs. With
+        `whose` it is of another unit, as `layers.2, sweep 1` beside `layers.2`."""
         own = unpack(self.keys[task])
+        place = own.unit, whose
+        if whose and place not in self.beside:
+            name = self.unit_names[own.unit]
+            self.beside[place] = self.unit(name and f"{name}, {whose}")
         return self.task(after, **{
-            "unit": own.unit, "kind": Kind(own.kind), "micro_batch": own.micro_batch, "part": own.part,
-            "stage": self.stage[task], "reads": copies.of(self.reads[task]), "writes": copies.of(self.writes[task]),
-            "launches": [launch.moved(copies.storages) for launch in self.launches[task]], "time": self.time[task],
+            "unit": self.beside.get(place, own.unit), "kind": Kind(own.kind), "micro_batch": own.micro_batch,
+            "part": own.part, "stage": self.stage[task], "reads": copies.of(self.reads[task]),
+            "writes": copies.of(self.writes[task]), "time": self.time[task],
+            "launches": [launch.moved(copies.storages) for launch in self.launches[task]],
             "flops": self.flops[task], "nbytes": self.bytes[task], **given})
 
     def use(self, copies: Copies, *tasks: int) -> None:
@@ -254,6 +269,12 @@ class Edit:
         for task in tasks:
             self.reads[task] = copies.of(self.reads[task])
             self.launches[task] = tuple(launch.moved(copies.storages) for launch in self.launches[task])
+
+    def move(self, copies: Copies, *tasks: int) -> None:
+        """The tasks read and write these copies in place of the originals."""
+        self.use(copies, *tasks)
+        for task in tasks:
+            self.writes[task] = copies.of(self.writes[task])
 
     def places(self, buffers: Iterable[int]) -> set[int]:
         """The storages of buffers."""
@@ -337,3 +358,12 @@ def _flat(tasks: Sequence[int], follows: Mapping[int, Sequence[int]]) -> list[in
         found.append(todo.pop())
         todo += reversed(follows.get(found[-1], ()))
     return found
+
+
+def touched(launches: Iterable[Launch], access: Mapping[int, Sequence[int]]) -> tuple[set[int], set[int]]:
+    """The buffers that launches read before they make them, and those that they write. `access`: of each storage."""
+    reads, writes = set[int](), set[int]()
+    for launch in launches:
+        reads |= {b for v in launch.reads for b in access[v.storage]} - writes
+        writes |= {b for v in (*launch.writes, *launch.work) for b in access[v.storage]}
+    return reads, writes

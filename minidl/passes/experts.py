@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from ..core.columns import grouped
-from ..core.graph import Launch, Role, StorageSpec, View
+from ..core.graph import Launch, Role, View
 from ..core.placement import Refused
 from ..core.tasks import SUMS, Kind, pack, unpack
 from .draft import Draft
@@ -152,8 +152,7 @@ class _Work:
             if any(v.storage in self.rows for launch in e.launches[t] if launch.kernel not in TOKENS
                    for v in launch.views):
                 raise Refused(WHAT, f"{self.graph.name(t)} works on rows of experts and of this rank", LEAVE)
-            e.use(copies, t)
-            e.writes[t] = copies.of(e.writes[t])
+            e.move(copies, t)
         width, dtype = prod(e.specs[storage].shape) // route.rows, e.specs[storage].dtype
         here, far = (View(s, (n, width), (width, 1), 0, dtype) for s, n in (
             (copies.storages[storage], route.rows), (storage, self.ranks * route.most)))
@@ -172,11 +171,9 @@ class _Work:
         own = route.counts
         if own not in self.received:
             shape = (self.ranks, own.shape[1] // self.ranks)
-            spec = StorageSpec("counts received", shape, own.dtype, 8 * prod(shape), Role.ACTIVATION)
-            at, buffer = self.e.place(spec)
-            self.received[own] = View.of(spec, at), buffer
+            counts, buffer = self.received[own] = self.e.array("counts received", shape, own.dtype, Role.ACTIVATION)
             self._new(route.task, route.task, Kind.X, {*self._of(route.task, own.storage)}, {buffer},
-                      Launch("exchange", (own,), (View.of(spec, at),)), spec.bytes)
+                      Launch("exchange", (own,), (counts,)), self.e.buffer_bytes[buffer])
         return self.received[own]
 
     def _of(self, t: int, storage: int) -> list[int]:
@@ -227,9 +224,7 @@ class _Work:
         e, own = self.e, [b for b, s in enumerate(self.e.storage_of) if s == storage]
         copies = e.copies(own, "summed")
         made = copies.storages[storage]
-        for t in np.flatnonzero(self.graph.kind == Kind.U).tolist():
-            e.use(copies, t)
-            e.writes[t] = copies.of(e.writes[t])
+        e.move(copies, *np.flatnonzero(self.graph.kind == Kind.U).tolist())
         self.apart[made] = storage, {*copies.buffers.values()}
         self.weights[made] = self.weights[storage]
         return made
@@ -248,12 +243,10 @@ class _Work:
                     e.reads[t].add(found[v.storage][1])
                 every = tuple(replace(v, storage=found[v.storage][0]) for v in mine)
                 if every and launch.kernel == "unscale":  # which divides this rank's part as well
-                    specs = [StorageSpec("work", v.shape, "bool", v.size, Role.WORKSPACE) for v in every]
-                    work = [e.place(spec) for spec in specs]
+                    work = [e.array("work", v.shape, "bool", Role.WORKSPACE) for v in every]
                     launch = replace(launch, reads=(*launch.reads[:-1], *every, launch.reads[-1]),
-                                     writes=(*launch.writes[:-1], *every, launch.writes[-1]), work=(
-                                         *launch.work, *(View.of(spec, at) for spec, (at, _) in zip(
-                                             specs, work, strict=True))))
+                                     writes=(*launch.writes[:-1], *every, launch.writes[-1]),
+                                     work=(*launch.work, *(view for view, _ in work)))
                     e.writes[t] |= {found[v.storage][1] for v in mine} | {b for _, b in work}
                 elif every:
                     launch = replace(launch, reads=every)

@@ -95,7 +95,7 @@ class Again:
 
     edit: Edit
     order: dict[int, Sequence[int]] = field(default_factory=dict)
-    units: dict[tuple[int, str], int] = field(default_factory=dict)
+
     nothing: dict[int, Copies] = field(default_factory=dict)
     fills: list[int] = field(default_factory=list)
 
@@ -118,11 +118,8 @@ class Again:
 
     def task(self, task: int, whose: str, copies: Copies, launches: Sequence[Launch] | None = None) -> int:
         """The task again, on copies; or with some of its launches."""
-        e, own = self.edit, unpack(self.edit.keys[task]).unit
-        if (own, whose) not in self.units:
-            self.units[own, whose] = e.unit(f"{e.unit_names[own]}, {whose}" if e.unit_names[own] else "")
-        return e.again(-1, task, copies, unit=self.units[own, whose],
-                       launches=[launch.moved(copies.storages) for launch in launches or e.launches[task]])
+        return self.edit.again(-1, task, copies, whose, launches=[
+            launch.moved(copies.storages) for launch in launches or self.edit.launches[task]])
 
     def replace(self, flow: Flow, order: Sequence[int]) -> None:
         """The tasks of a backward pass become these, in this order. Raises Refused if forwards come between them."""

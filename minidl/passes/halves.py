@@ -46,7 +46,7 @@ def in_halves(draft: Draft) -> Draft:
     to = (guess | half | e.copies(held, "predicted", role=Role.WORKSPACE, live=None)
           | e.copies(changed - held, "predicted"))
     fresh = {e.storage_of[b]: b for b in own | held}  # storages that no prediction has copied yet
-    ahead = {i: e.unit(f"{e.unit_names[i]}, predicted") for i in dict.fromkeys(graph.unit[last].tolist())}
+
     for u in last:
         touched = e.places(e.reads[u] | e.writes[u]) & fresh.keys()
         begin = {b for b in own | held if e.storage_of[b] in touched}
@@ -54,9 +54,9 @@ def in_halves(draft: Draft) -> Draft:
         for s in touched:
             del fresh[s]
         nbytes = sum(e.specs[s].bytes for s in touched)
-        e.again(last[0] - 1, u, to, unit=ahead[int(graph.unit[u])], reads=(to.of(e.reads[u]) - made) | begin,
-                writes=to.of(e.writes[u]) | made, launches=(
-                    *e.copy({s: to.storages[s] for s in sorted(touched)}),
-                    *(launch.moved(to.storages) for launch in graph.launches[u])),
+        e.again(last[0] - 1, u, to, "predicted", reads=(to.of(e.reads[u]) - made) | begin,
+                writes=to.of(e.writes[u]) | made,
+                launches=(*e.copy({s: to.storages[s] for s in sorted(touched)}),
+                          *(launch.moved(to.storages) for launch in graph.launches[u])),
                 time=e.time[u] + nbytes / BYTES_PER_US, nbytes=e.bytes[u] + nbytes)
     return e.draft

@@ -77,7 +77,7 @@ def _cut_where_made(draft: Draft) -> Draft:
 def _again_where_read(draft: Draft) -> Draft:
     """Joins are made again on ranks that read them, from values that these hold."""
     graph, rank, e = draft.graph, draft.rank, draft.edit()
-    size, names = graph.buffer_bytes, dict[tuple[int, int], int]()
+    size = graph.buffer_bytes
     maker = dict(zip(graph.writes.ids.tolist(), graph.writes.row_of_each().tolist(), strict=True))
     reader, buffer, _ = crossing(graph, rank)
     held = {*zip(buffer.tolist(), rank[reader].tolist(), strict=True)}  # what travels, by buffer and rank
@@ -115,7 +115,7 @@ def _again_where_read(draft: Draft) -> Draft:
         return found
 
     for t in joins:
-        made, unit = set(graph.writes[t].tolist()), int(graph.unit[t])
+        made = set(graph.writes[t].tolist())
         for r in sorted({int(r) for b, r in held if b in made} - {int(rank[t])}):
             users = sorted({u for b in made for u in readers[b].tolist() if rank[u] == r})
             copied = parts(t, r, stage := int(draft.stage[users[0]]))
@@ -127,9 +127,7 @@ def _again_where_read(draft: Draft) -> Draft:
                 continue
             held = (held - {(b, r) for b in made}) | {(b, r) for b in lacks}
             new = e.copies(made, f"again on rank {r}")
-            if (unit, r) not in names:
-                names[unit, r] = e.unit(f"{graph.unit_names[unit]}, again on rank {r}" if graph.unit_names else "")
-            e.again(t, t, new, unit=names[unit, r], stage=stage,
+            e.again(t, t, new, f"again on rank {r}", stage=stage,
                     reads={b for (*_, needed), copies in zip(copied, old, strict=True) for b in copies.of(needed)},
                     launches=[replace(joins[t][0], reads=(source,), writes=(target,)).moved((new | copies).storages)
                               for (source, target, _), copies in zip(copied, old, strict=True)])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.graph import Launch, Role, StorageSpec, View
+from ..core.graph import Launch, Role, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
 from .draft import NONE, Copies, Edit, fill
@@ -37,30 +37,24 @@ class Jacobians:
 
 @dataclass(frozen=True)
 class Making:
-    """Makes tasks of one kind for one micro-batch."""
+    """Makes tasks of one kind for the micro-batch and on the stage of another task."""
 
     again: Again
+    like: int
     kind: Kind
-    micro_batch: int
-    stage: int
-
-    @classmethod
-    def like(cls, again: Again, task: int, kind: Kind) -> Making:
-        """For the micro-batch of a task."""
-        return cls(again, kind, unpack(again.edit.keys[task]).micro_batch, again.edit.stage[task])
 
     def task(self, name: str, reads: Iterable[int], writes: Iterable[int], launches: Sequence[Launch],
              flops: float = 0.0) -> int:
         e = self.again.edit
         nbytes = sum(e.specs[s].bytes for s in {v.storage for launch in launches for v in launch.views})
-        return e.task(-1, e.unit(name), self.kind, self.micro_batch, stage=self.stage, reads=reads, writes=writes,
-                      launches=launches, flops=flops, nbytes=nbytes)
+        return e.task(-1, e.unit(name), self.kind, unpack(e.keys[self.like]).micro_batch, stage=e.stage[self.like],
+                      reads=reads, writes=writes, launches=launches, flops=flops, nbytes=nbytes)
 
     def memory(self, name: str, rows: int, like: View) -> Jacobians:
         """Room for matrices of so many rows for each sample."""
-        e, shape = self.again.edit, (rows, like.shape[0], like.shape[1])
-        nbytes = rows * e.specs[like.storage].bytes
-        return Jacobians(*e.place(StorageSpec(name, shape, like.dtype, nbytes, Role.GRADIENT)), shape, like.dtype)
+        shape = rows, like.shape[0], like.shape[1]
+        view, buffer = self.again.edit.array(name, shape, like.dtype, Role.GRADIENT)
+        return Jacobians(view.storage, buffer, shape, like.dtype)
 
     def jacobian(self, name: str, run: Sequence[int], top: View, bottom: View,
                  copies: Copies = NONE) -> tuple[Jacobians, int]:
@@ -69,8 +63,7 @@ class Making:
         e, width = self.again.edit, top.shape[1]
         unit, made = self.memory(f"unit vectors of {name}", width, top), self.memory(name, width, bottom)
         ones = View(unit.storage, (width, top.shape[0]), (unit.at(1) + 1, width), 0, top.dtype)
-        launches = [fill(v, value) for v, value in (
-            (e.whole(unit.storage), 0.0), (ones, 1.0))]
+        launches = [fill(e.whole(unit.storage), 0.0), fill(ones, 1.0)]
         scratch = copies | self.again.memory(run, f"of {name}")
         for i in range(width):
             def moved(v: View, i: int = i) -> View:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..core.graph import Launch, Role, StorageSpec, View
+from ..core.graph import Launch, Role, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
 from .draft import NONE, Copies, Draft, Edit, fill
@@ -89,12 +89,11 @@ def _column(v: View) -> View:
 def _solved(again: Again, layers: Sequence[Layer], iterations: int) -> None:
     """Adds the iterations before the first of the layers, and lets its forwards run on their result."""
     e, order = again.edit, list[int]()
-    make = Making.like(again, layers[0].tasks[0], Kind.F)
+    make = Making(again, layers[0].tasks[0], Kind.F)
 
     def memory(name: str, like: View) -> tuple[View, int]:
-        storage, buffer = e.place(StorageSpec(name, like.shape, like.dtype, e.specs[like.storage].bytes,
-                                              Role.ACTIVATION))
-        return replace(like, storage=storage), buffer
+        view, buffer = e.array(name, like.shape, like.dtype, Role.ACTIVATION)
+        return replace(like, storage=view.storage), buffer
 
     def task(name: str, kernel: str, reads: Sequence[tuple[View, int]], like: View) -> tuple[View, int]:
         made = memory(name, like)

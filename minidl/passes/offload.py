@@ -14,7 +14,7 @@ one, as in RoundPipe (2604.27085).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,8 +107,7 @@ def offload(draft: Draft, moves: Moves) -> Draft:
     copies = list[tuple[int, int, Lane]]()
     for item in found:
         own = sorted(b for s in item.storages for b in buffers[s])
-        copies += (_fetched(e, item, own) if isinstance(item, Weights)
-                   else (_state if item.made in item.readers else _activation)(e, item, own))
+        copies += _fetched(e, item, own) if isinstance(item, Weights) else _away(e, item, own)
     for _, task, lane in sorted(copies, key=lambda copy: copy[:2]):
         e.own_lane(lane, task)
     made = e.draft
@@ -221,74 +220,62 @@ def _weights(draft: Draft, lanes: _Lanes) -> Iterator[Weights]:
                 zip(spells, gaps, gaps[1:] + gaps[:1], strict=True)])
 
 
-def _activation(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
-    far, near = e.copies(own, "far", role=Role.FAR), e.copies(own, "back")
-    e.use(near, *item.readers)
-    return _copied(e, item, own, far, near, far.storages)
-
-
-def _state(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
-    t = item.made
-    near = e.copies(own, "near", role=Role.WORKSPACE, live=None, share_of=None)
-    far = _moved_out(e, item.storages, own)
-    e.use(near, t)
-    e.writes[t] = near.of(e.writes[t])
-    return _copied(e, item, [*near.buffers.values()], far, near, {near.storages[s]: s for s in item.storages}, part=1)
-
-
-def _moved_out(e: Edit, storages: Sequence[int], own: Sequence[int]) -> Copies:
-    """These storages as far memory, which is copied from and to."""
-    for s in storages:
+def _moved_out(e: Edit, item: Item | Weights, own: Sequence[int]) -> None:
+    """The storages of an item are far memory, which is copied from and to."""
+    for s in item.storages:
         e.specs[s] = replace(e.specs[s], role=Role.FAR)
     for b in own:
         e.role[b] = Role.FAR.number
-    return Copies({b: b for b in own}, {s: s for s in storages})
+
+
+def _away(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
+    """Activations are copied to far memory and back to other memory. States live in far memory; the update has them in
+    memory of its own."""
+    t, state = item.made, item.made in item.readers
+    if state:
+        back = e.copies(own, "near", role=Role.WORKSPACE, live=None, share_of=None)
+        out = back.inverse
+        _moved_out(e, item, own)
+        e.move(back, t)
+    else:
+        out, near = e.copies(own, "far", role=Role.FAR), e.copies(own, "back")
+        e.use(near, *item.readers)
+        back = Copies({out.buffers[b]: to for b, to in near.buffers.items()},
+                      {out.storages[s]: to for s, to in near.storages.items()})
+    return [_copy(e, Kind.D, t, item.rank, t, int(state), out, item.gone),
+            _copy(e, Kind.H, item.readers[0] - 1, item.rank, t, int(state), back, item.back)]
 
 
 def _fetched(e: Edit, item: Weights, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
     """Each spell uses memory of its own; H brings the weights if it reads them, D takes them home if it has the update.
     They are named by the first user, and are part 0 beside a forward."""
     near = [e.copies(own, f"near {i}", role=Role.WORKSPACE, live=None) for i in range(len(item.spells))]
-    _moved_out(e, item.storages, own)
+    _moved_out(e, item, own)
     like, found = item.spells[0].users[0], list[tuple[int, int, Lane]]()
-    key = unpack(e.keys[like])
-    micro_batch, part = int(key.micro_batch), int(key.kind != Kind.F)
+    part = int(unpack(e.keys[like]).kind != Kind.F)
     for spell, here in zip(item.spells, near, strict=True):
         reads = any(e.reads[t] & {*own} for t in spell.users)
-        e.use(here, *spell.users)
-        for t in spell.users:
-            e.writes[t] = here.of(e.writes[t])
+        e.move(here, *spell.users)
         if reads:
-            found.append(_copy(e, Kind.H, spell.users[0] - 1, item.rank, like, micro_batch, part, own,
-                               here.buffers.values(), here.storages, spell.back))
+            found.append(_copy(e, Kind.H, spell.users[0] - 1, item.rank, like, part, here, spell.back))
         if item.update in spell.users:
             e.use(here, *item.elsewhere)
-            found.append(_copy(e, Kind.D, item.update, item.rank, like, micro_batch, part, here.buffers.values(), own,
-                               {to: s for s, to in here.storages.items()}, spell.gone))
+            found.append(_copy(e, Kind.D, item.update, item.rank, like, part, here.inverse, spell.gone))
     return found
 
 
-def _copied(e: Edit, item: Item, made: Sequence[int], far: Copies, near: Copies, out: Mapping[int, int],
-            part: int = 0) -> list[tuple[int, int, Lane]]:
-    """Adds D, which copies storages `out` to their values, and H, from `far` to `near`."""
-    micro_batch, away = int(unpack(e.keys[item.made]).micro_batch), far.buffers.values()
-    return [_copy(e, Kind.D, item.made, item.rank, item.made, micro_batch, part, made, away, out, item.gone),
-            _copy(e, Kind.H, item.readers[0] - 1, item.rank, item.made, micro_batch, part, away, near.buffers.values(),
-                  {far.storages[s]: near.storages[s] for s in item.storages}, item.back)]
-
-
-def _copy(e: Edit, kind: Kind, after: int, rank: int, like: int, micro_batch: int, part: int, reads: Iterable[int],
-          writes: Iterable[int], moved: Mapping[int, int], meets: int | None) -> tuple[int, int, Lane]:
-    """Adds a D or an H of the unit of another task, which copies storages. Returns after which task it stands, its
+def _copy(e: Edit, kind: Kind, after: int, rank: int, like: int, part: int, copies: Copies,
+          meets: int | None) -> tuple[int, int, Lane]:
+    """Adds a D or an H of the unit of another task, which makes these copies. Returns after which task it stands, its
     number and its lane. The task that waits for D (`meets`) is said to read what it has copied, and the one for which H
     waits to write it, so that edges say so."""
-    unit = int(unpack(e.keys[like]).unit)
-    while pack(unit, kind, micro_batch, part=part) in e.keys:  # a stage may have weights of several updates
+    own, reads, writes = unpack(e.keys[like]), {*copies.buffers}, {*copies.buffers.values()}
+    micro_batch = own.micro_batch
+    while pack(own.unit, kind, micro_batch, part=part) in e.keys:  # a stage may have weights of several updates
         micro_batch += 1
-    task = e.task(after, unit, kind, micro_batch, part=part, stage=e.stage[like],
-                  reads={*reads}, writes={*writes}, launches=e.copy(moved),
-                  nbytes=sum(e.specs[s].bytes for s in moved))
+    task = e.task(after, own.unit, kind, micro_batch, part=part, stage=e.stage[like], reads=reads, writes=writes,
+                  launches=e.copy(copies.storages), nbytes=sum(e.specs[s].bytes for s in copies.storages))
     if meets is not None:
         said, of = (e.reads, writes) if kind == Kind.D else (e.writes, reads)
-        said[meets] |= {*of}
+        said[meets] |= of
     return after, task, Lane(rank, OUT if kind == Kind.D else IN)

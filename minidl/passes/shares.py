@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import prod
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Launch, Role, StorageSpec, View
+from ..core.graph import Launch, Role, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, pack, repack, unpack
-from .draft import Draft
+from .draft import Draft, touched
 from .rewrite import gradients
 
 WHAT = "shards"  #: for messages, and the note of an order that says what is shared out
@@ -58,8 +58,8 @@ class Work:
         self.e, self.draft, self.level, self.ranks, self.rank = draft.edit(), draft, level, ranks, draft.rank
         self.update_of = {b: u for u, own in gradients(graph).items() for b in own.tolist()}
         self.readers, self.writers = (rows.transposed(len(graph.buffer_bytes)) for rows in (graph.reads, graph.writes))
-        self.shares = dict[int, tuple[int, int]]()  # storage -> a storage for this rank's share, and a buffer on it
-        self.unscales = dict[int, list[Sum]]()
+        self.shares = dict[int, tuple[View, int]]()  # storage -> this rank's share, and its buffer
+        self.unscales = set[int]()
         self.decides = dict[int, int]()  # task that divides by the loss scale -> the one that goes on, after the flags
         self.parts = Counter[tuple[int, int]]()  # all-gathers of each stage and unit
         self.tokens = dict[int, int]()  # rank -> a buffer
@@ -81,7 +81,7 @@ class Work:
                 if "unscale" in kernels:
                     found.final = r
         if found.final != t:
-            self.unscales.setdefault(found.final, []).append(found)
+            self.unscales.add(found.final)
         summed = e.places(own)
         for u in found.updates:
             self._update(u, found, summed)
@@ -122,18 +122,17 @@ class Work:
             raise Refused(WHAT, f"an update has only some elements of {spec.name}", "leave --shard out")
         size = -(-prod(spec.shape) // self.ranks)
         lasts = spec.role == Role.STATE or (spec.role == Role.PARAMETER and self.level == 3)
-        self.shares[view.storage] = self.e.place(StorageSpec(
-            f"{spec.name}, share", (size,), spec.dtype, size * np.dtype(spec.dtype).itemsize,
-            spec.role if lasts else Role.WORKSPACE, share_of=spec.live if lasts else None))
+        self.shares[view.storage] = self.e.array(f"{spec.name}, share", (size,), spec.dtype, spec.role if lasts
+                                                 else Role.WORKSPACE, share_of=spec.live if lasts else None)
 
     def of(self, buffers: Iterable[int], only: Collection[int] | None = None) -> set[int]:
         """The buffers, in place of those with a share its buffer; `only`: of these storages."""
-        shares = {at: own for at, own in self.shares.items() if only is None or at in only}
-        return {shares.get(self.e.storage_of[b], (0, b))[1] for b in buffers}
+        return {self.shares[at][1] if (at := self.e.storage_of[b]) in self.shares and (only is None or at in only)
+                else b for b in buffers}
 
     def on_shares(self, launch: Launch) -> Launch:
-        reads, writes, work = (tuple(self.e.whole(self.shares[v.storage][0]) if v.storage in self.shares else v
-                                     for v in views) for views in (launch.reads, launch.writes, launch.work))
+        reads, writes, work = (tuple(self.shares.get(v.storage, (v,))[0] for v in views)
+                               for views in (launch.reads, launch.writes, launch.work))
         return replace(launch, reads=reads, writes=writes, work=work)
 
     def copies(self, s: Sum) -> list[Sum]:
@@ -164,17 +163,15 @@ class Work:
         """The sum leaves each rank its share. Below level 3 it also takes this rank's share of the parameters."""
         e, t, copied = self.e, s.task, s.parameter if self.level < 3 else []
         given = [*s.gradient, *copied]
-        own = [e.whole(self.shares[v.storage][0]) for v in given]
+        own = [self.shares[v.storage][0] for v in given]
         e.keys[t] = int(repack(e.keys[t], kind=Kind.AS))
         e.reads[t] = {*s.gradients, *(s.parameters if copied else ())}
         e.writes[t] = self.of(e.reads[t])
         if given:
             most = self.ranks * max(v.size for v in own[: len(s.gradient)])  # received, of one array after the other
-            dtype = s.gradient[0].dtype
-            at, place = e.place(StorageSpec("received", (most,), dtype, most * np.dtype(dtype).itemsize,
-                                            Role.WORKSPACE))
-            e.writes[t].add(place)
-            e.launches[t] = (Launch("reduce_scatter", tuple(given), tuple(own), (e.whole(at),),
+            received, buffer = e.array("received", (most,), s.gradient[0].dtype, Role.WORKSPACE)
+            e.writes[t].add(buffer)
+            e.launches[t] = (Launch("reduce_scatter", tuple(given), tuple(own), (received,),
                                     (("summed", len(s.gradient)),)),)
         e.time[t] /= 2
 
@@ -197,8 +194,7 @@ class Work:
         """A task of this rank runs after another one."""
         e = self.e
         self.tokens[rank] = (e.buffer(self.tokens[rank], e.storage_of[self.tokens[rank]], "token")
-                             if rank in self.tokens else
-                             e.place(StorageSpec("token", (1,), "uint8", 1, Role.WORKSPACE))[1])
+                             if rank in self.tokens else e.array("token", (1,), "uint8", Role.WORKSPACE)[1])
         e.writes[task].add(self.tokens[rank])
         e.reads[then].add(self.tokens[rank])
 
@@ -215,7 +211,7 @@ class Work:
                     writes: Iterable[int], time: float) -> int:
         """The number of an all-gather of shares of storages (keys) to whole ones."""
         e = self.e
-        shares, views = [e.whole(self.shares[at][0]) for at in whole], [e.whole(to) for to in whole.values()]
+        shares, views = [self.shares[at][0] for at in whole], [e.whole(to) for to in whole.values()]
         return self._gathering(s.task, after, reads=self.of(buffers), writes=writes, time=time,
                                nbytes=sum(e.buffer_bytes[b] for b in buffers),
                                launches=[Launch("all_gather", tuple(shares), tuple(views))] if shares else ())
@@ -256,22 +252,21 @@ class Work:
             for made, view in zip(divide.writes, divide.work[1:], strict=False):
                 if made.storage in self.shares:
                     self.share(view)
-            mine, raised = e.place(StorageSpec("not finite, share", (1,), "int32", 4, Role.WORKSPACE))
-            whole, every = e.place(StorageSpec("not finite, by rank", (self.ranks,), "int32", 4 * self.ranks,
-                                               Role.WORKSPACE))
-            flags = tuple(replace(flag, storage=whole, offset=r) for r in range(self.ranks))
+            mine, raised = e.array("not finite, share", (1,), "int32", Role.WORKSPACE)
+            whole, every = e.array("not finite, by rank", (self.ranks,), "int32", Role.WORKSPACE)
+            flags = tuple(replace(flag, storage=whole.storage, offset=r) for r in range(self.ranks))
             own = self.on_shares(divide)
-            first = (*copy, replace(own, writes=(*own.writes[:n], e.whole(mine))))
+            first = (*copy, replace(own, writes=(*own.writes[:n], mine)))
             second = (Launch("any_set", flags, (flag,)), *later)
-            access |= {whole: [every]}
+            access |= {whole.storage: [every]}
             used = {v.storage for launch in e.launches[t] for v in launch.views}
             marked = [{b for b in rows[t] if e.storage_of[b] not in used} for rows in (e.reads, e.writes)]
-            reads, writes = _rows((*copy, divide), access)
+            reads, writes = touched((*copy, divide), access)
             e.launches[t], e.reads[t] = first, self.of(reads & e.reads[t]) | marked[0]
             e.writes[t] = self.of(writes - {*access[flag.storage]}) | {raised} | marked[1]
-            reads, writes = _rows(second, access)
+            reads, writes = touched(second, access)
             self._gathering(t, t, reads={raised}, writes={every}, nbytes=4 * self.ranks,
-                            launches=[Launch("all_gather", (e.whole(mine),), (e.whole(whole),))])
+                            launches=[Launch("all_gather", (mine,), (whole,))])
             self.decides[t] = self._further(t, t, reads=reads, writes=writes, launches=second)
 
     def done(self) -> Draft:
@@ -281,14 +276,6 @@ class Work:
             self.e.follows[t].append(new)
         return self.e.draft
 
-
-def _rows(launches: Iterable[Launch], access: Mapping[int, Sequence[int]]) -> tuple[set[int], set[int]]:
-    """The buffers of a task that it reads before it makes them, and those that it writes. `access`: of each storage."""
-    reads, writes = set[int](), set[int]()
-    for launch in launches:
-        reads |= {b for v in launch.reads for b in access[v.storage]} - writes
-        writes |= {b for v in (*launch.writes, *launch.work) for b in access[v.storage]}
-    return reads, writes
 
 
 def _flat(view: View) -> View:

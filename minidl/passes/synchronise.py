@@ -16,7 +16,7 @@ from ..core.columns import Ints, grouped
 from ..core.graph import Launch, Role, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
-from .draft import Draft, Edit, Sums
+from .draft import Draft, Edit, Sums, touched
 from .rewrite import gradients, sums
 
 SUMS = "sums over ranks"  #: for messages
@@ -44,22 +44,15 @@ def norms_apart(draft: Draft) -> Draft:
         return draft
     spent, e = {b for buffers in gradients(graph).values() for b in buffers.tolist()}, draft.edit()
     for t in adding:
-        reads, writes, launches = e.reads[t], e.writes[t], e.launches[t]
-        added = e.places(writes & spent)
-        adds = tuple(launch for launch in launches if {view.storage for view in launch.writes} <= added)
-        norms = tuple(launch for launch in launches if launch not in adds)
+        own, access, added = unpack(int(graph.keys[t])), e.buffers_of(t), e.places(e.writes[t] & spent)
+        adds = tuple(launch for launch in e.launches[t] if {view.storage for view in launch.writes} <= added)
+        norms = tuple(launch for launch in e.launches[t] if launch not in adds)
         if not adds or not norms:
             continue
-        of_norms, of_adds = ({view.storage for launch in own for view in launch.views} for own in (norms, adds))
-        own = unpack(int(graph.keys[t]))
-        new = e.task(t, own.unit, Kind.U, own.micro_batch + 1, part=own.part, late=own.late, stage=e.stage[t],
-                     reads={b for b in reads | writes if e.storage_of[b] in of_norms
-                            and (b in reads or e.storage_of[b] in added)},
-                     writes={b for b in writes if e.storage_of[b] not in added}, launches=norms)
-        e.then(t, new)
-        e.reads[t] = {b for b in reads if e.storage_of[b] in of_adds}
-        e.writes[t] = {b for b in writes if e.storage_of[b] in added}
-        e.launches[t] = adds
+        reads, writes = touched(norms, access)
+        e.then(t, e.task(t, own.unit, Kind.U, own.micro_batch + 1, part=own.part, late=own.late, stage=e.stage[t],
+                         reads=reads, writes=writes, launches=norms))
+        (e.reads[t], e.writes[t]), e.launches[t] = touched(adds, access), adds
     return e.draft if e.follows else draft
 
 
@@ -105,7 +98,7 @@ def summed_by_all(draft: Draft) -> Draft:
     def roles(views: Sequence[View]) -> set[Role]:
         return {graph.storages[view.storage].role for view in views}
 
-    if whole := [u for u in spent for n in (graph.launches[u] if graph.launches else ())
+    if whole := [u for u in spent for n in graph[u].launches
                  if Role.PARAMETER in roles(n.writes) and roles(n.reads) & {Role.ACTIVATION, Role.INPUT}]:
         raise Refused(SUMS, f"{graph.name(whole[0])} makes the gradient that it uses, so ranks cannot sum it before",
                       "leave out the fusion rule weight_updates")
@@ -144,10 +137,8 @@ def times_of_sums(graph: TaskGraph, time: Callable[[Mapping[int, int]], float]) 
     found = {t: 0.5 * time({int(graph.unit[t]): int(graph.bytes[t])})
              for t in np.flatnonzero((graph.kind == Kind.X) & (graph.bytes > 0)).tolist()}
     for t in np.flatnonzero(np.isin(graph.kind, [*CALLS])).tolist():
-        travels: dict[int, int] = {}
-        for b in graph.writes[t].tolist():
-            travels[unit_of[b]] = travels.get(unit_of[b], 0) + int(graph.buffer_bytes[b])
-        found[t] = time(travels) * (1.0 if graph.kind[t] == Kind.A else 0.5)
+        sizes = grouped((unit_of[b], int(graph.buffer_bytes[b])) for b in graph.writes[t].tolist())
+        found[t] = time({unit: sum(own) for unit, own in sizes.items()}) * (1.0 if graph.kind[t] == Kind.A else 0.5)
     return found
 
 

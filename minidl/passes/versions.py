@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.columns import Ints, offsets, spread
-from ..core.graph import Launch, Role, StorageSpec, TaskGraph
+from ..core.graph import Launch, Role, TaskGraph
 from ..core.placement import DECAYS, Refused, Versions
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, as_recorded, unpack
@@ -158,8 +158,7 @@ def _averaged(e: Edit, own: Iterable[int], updates: Iterable[int], users: Iterab
               decay: float) -> None:
     """Users read weights of `age` updates ago, or as many ahead if it is below 0, which updates make in one copy."""
     copies = e.copies(own, "average", role=Role.STATE, live=None, filled=True)
-    storage, counter = e.place(StorageSpec("updates averaged", (1,), "float64", 8, Role.STATE, filled=0.0))
-    count = e.whole(storage)
+    count, counter = e.array("updates averaged", (1,), "float64", Role.STATE, filled=0.0)
     before, after = ([Launch("past", (e.whole(s), e.whole(copy), count), (e.whole(copy),),
                              constants=(("age", age), ("decay", decay), ("done", done)))
                       for s, copy in copies.storages.items()] for done in (False, True))
