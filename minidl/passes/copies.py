@@ -1,10 +1,12 @@
 """Parameters that stages on several ranks use, such as tied embeddings: one rank updates them, the others hold copies.
 
-A parameter's home is the first stage that uses it (`uses.py`). Every other rank that uses it has a copy, sums the
-gradients of its own uses over the micro-batches, and sends the sum to the home once. There the sums are added in the
-order of use, as in one process: so the bits are equal. The home counts the sum in the norm, updates, and sends the new
-weights back. That is two messages per copy and step, for any number of micro-batches. Sending back the summed gradient
-would take as many, and would need the optimizer's states on every rank.
+A parameter's home is the first stage that uses it: there its gradients are summed, and it is updated. The backward pass
+of the first stage ends last, so sums of other ranks' uses travel to it meanwhile, and later stages need the new weights
+latest. Every other rank that uses the parameter has a copy, sums the gradients of its own uses over the micro-batches,
+and sends the sum to the home once. There the sums are added in the order of use, as in one process: so the bits are
+equal. The home counts the sum in the norm, updates, and sends the new weights back. That is two messages per copy and
+step, for any number of micro-batches. Sending back the summed gradient would take as many, and would need the
+optimizer's states on every rank.
 
 If a step updates several times, or its pipeline never drains, this holds for each update, and the copies follow the
 home as `followers.py` says.
@@ -12,14 +14,48 @@ home as `followers.py` says.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from ..core.columns import Rows
-from ..core.graph import Role
+from ..core.columns import Rows, spread
+from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind, repack
+from .boundary import Mask
 from .draft import Copies, Draft
-from .uses import sums_of_uses, users
+
+
+def sums_of_uses(graph: TaskGraph) -> Mask:
+    """The tasks that add the gradients of a parameter's uses: W of a unit without forward that read only gradients from
+    W of other units."""
+    weight = graph.kind == Kind.W
+    forward = np.isin(graph.unit, graph.unit[graph.kind == Kind.F])
+    maker = spread(graph.writes.ids, graph.writes.row_of_each(), len(graph.buffer_bytes), -1)
+    found: Mask = weight & ~forward
+    for t in np.flatnonzero(found).tolist():
+        makers = maker[graph.reads[t]]
+        found[t] = len(makers) > 0 and bool((makers >= 0).all() and weight[makers].all()
+                                            and (graph.unit[makers] != graph.unit[t]).all())
+    return found
+
+
+def users(graph: TaskGraph) -> Rows:
+    """Buffer -> the tasks that read it, without updates."""
+    reader = graph.reads.row_of_each()
+    works = graph.kind[reader] != Kind.U
+    return Rows.from_pairs(graph.reads.ids[works], reader[works], len(graph.buffer_bytes))
+
+
+def at_home(draft: Draft) -> Draft:
+    """The sum of a parameter's gradients, and its update, on the first stage that uses it."""
+    graph, stage, used = draft.graph, draft.stage.copy(), users(draft.graph)
+    added = np.unique(graph.unit[sums_of_uses(graph)])
+    for t in np.flatnonzero(np.isin(graph.unit, added) & (graph.kind == Kind.U)).tolist():
+        own = used.take(graph.writes[t][graph.role_is(Role.PARAMETER)[graph.writes[t]]]).ids
+        if len(own):
+            stage[graph.unit == graph.unit[t]] = draft.stage[own].min()
+    return replace(draft, stage=stage)
 
 
 def copies_of_weights(draft: Draft) -> Draft:

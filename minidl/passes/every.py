@@ -1,4 +1,4 @@
-"""All passes over a step, in their order, and when each has something to do. Each is one function of one file.
+"""All passes over a step, in their order, and when each has something to do. Each is one function.
 
 A policy orders the tasks between the first two lists; the last one is of a plan. Nothing else rewrites a step before it
 is proved; messages are added to the result (`send_receive.py`). A backward pass in sweeps is another step, made when it
@@ -16,39 +16,35 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import spread
 from ..core.graph import Role
 from ..core.tasks import Kind, unpack
 from .backward import backwards_apart, fused_backwards
 from .choices import NOTHING, Choices
-from .copies import copies_of_weights
+from .copies import at_home, copies_of_weights
 from .counts import counted_by_each
-from .directions import two_directions
+from .directions import forwards_apart, running_statistics, two_directions
 from .draft import ALONE, Draft
 from .experts import experts_over_ranks
 from .fill import waits_filled
 from .followers import followers
-from .forwards import forwards_apart
 from .group import grouped
 from .held import only_new_travels
 from .hide import exchanges_hidden
 from .lag import fenced, in_time
-from .loss_scale import loss_scale_by_stage
-from .norms import norms_by_stage
+from .loss_scale import loss_scale_by_stage, norms_by_stage
 from .offload import offload
 from .overlap import more_overlap
 from .recompute import recompute
 from .replicas import replicas, sums_asked_for
 from .reverse import reverse
 from .shard import shard
-from .side_by_side import side_by_side
-from .split import split
+from .split import side_by_side, split
 from .stages import in_stages
-from .statistics import running_statistics
 from .steady import steady_state
 from .synchronise import summed_by_all
 from .together import updates_together
 from .updates_last import updates_last, updates_soon
-from .uses import at_home
 from .versions import weight_versions
 
 Pass = Callable[..., Draft]
@@ -68,9 +64,8 @@ def _shares_weights(draft: Draft, choices: Choices) -> bool:
     """Whether stages read the same parameters, or a unit adds the gradients of several uses."""
     graph, reader = draft.graph, draft.graph.reads.row_of_each()
     weight = graph.role_is(Role.PARAMETER)[graph.reads.ids] & (graph.kind[reader] != Kind.U)
-    lowest, highest = np.full(len(graph.buffer_bytes), len(graph)), np.full(len(graph.buffer_bytes), -1)
-    np.minimum.at(lowest, graph.reads.ids[weight], draft.stage[reader[weight]])
-    np.maximum.at(highest, graph.reads.ids[weight], draft.stage[reader[weight]])
+    lowest, highest = (spread(graph.reads.ids[weight], draft.stage[reader[weight]], len(graph.buffer_bytes), rest, by)
+                       for rest, by in ((len(graph), np.minimum), (-1, np.maximum)))
     alone = np.isin(graph.unit[graph.kind == Kind.W], graph.unit[graph.kind == Kind.F], invert=True)
     return bool((lowest < highest).any() or alone.any())
 
@@ -84,16 +79,12 @@ def _cut(draft: Draft, choices: Choices) -> bool:
     return choices.parts not in (1, {})
 
 
-def _bounded(draft: Draft, choices: Choices) -> bool:
-    return choices.options.get("lag") is not None
+def _asked(option: str) -> When:
+    """Whether an option is given."""
+    return lambda draft, choices: choices.options.get(option) is not None
 
 
-def _orders(draft: Draft, *kinds: Kind) -> bool:
-    return draft.schedule is not None and bool(np.isin(unpack(draft.schedule.keys).kind, kinds).any())
-
-
-def _second_parts(draft: Draft, choices: Choices) -> bool:
-    return draft.schedule is not None and not draft.read and bool((unpack(draft.schedule.keys).part > 1).any())
+_bounded = _asked("lag")
 
 
 BEFORE_THE_ORDER: tuple[Step, ...] = (
@@ -114,13 +105,13 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (copies_of_weights, STAGES, _shares_weights),  # before counts, which each rank does for its own updates
     (counted_by_each, STAGES, _counts),
     # before recompute: a join that is made again is not computed again, and an R has the final reads of its F
-    (only_new_travels, STAGES, lambda draft, choices: choices.options.get("only_new") is not None),
+    (only_new_travels, STAGES, _asked("only_new")),
     (reverse, STAGES, lambda draft, choices: draft.reverses),  # before recompute, which may take other layers
     # when each F has its final reads: an R has the same
     (recompute, BOTH, lambda draft, choices: choices.dropped and not draft.placement.apart),
     (split, WHOLE, _cut),  # an R is cut as well; stages are cut when they are in order
     # after all that adds or cuts weight gradients, and
-    (grouped, WHOLE, lambda draft, choices: choices.options.get("group_weights") is not None),
+    (grouped, WHOLE, _asked("group_weights")),
     (fenced, WHOLE, _bounded),  # after groups, which wait as one
     (in_stages, STAGES, lambda draft, choices: True),  # last: the others work on units
 )
@@ -130,11 +121,12 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     # refuses what has no effect, whatever else a step lacks
     (sums_asked_for, STAGES, lambda draft, choices: {"all_reduces", "part_bytes"} & choices.options.keys()),
     # before the bound on W, which then holds for what was joined
-    (waits_filled, STAGES, lambda draft, choices: choices.options.get("fill") is not None),
+    (waits_filled, STAGES, _asked("fill")),
     # before O and W become one task: the rank of W decides where weights live
     (followers, STAGES, lambda draft, choices: draft.stale),
     (in_time, STAGES, _bounded),  # while O and W are apart
-    (fused_backwards, STAGES, lambda draft, choices: not draft.read and _orders(draft, Kind.B)),
+    (fused_backwards, STAGES, lambda draft, choices: not draft.read and (
+        unpack(draft.order.keys).kind == Kind.B).any()),
     (updates_soon, STAGES, lambda draft, choices: draft.placement.apart and not draft.read),
     # for other pipelines that drain;
     (updates_last, STAGES, lambda draft, choices: not (draft.stale or draft.read or draft.placement.apart)),
@@ -143,11 +135,12 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (steady_state, STAGES, lambda draft, choices: draft.stale),  # then all others, as soon as they can
     (weight_versions, STAGES, lambda draft, choices: draft.versions is not None),  # by the order of all tasks
     # before shares of parameters get their places, which follow the order
-    (exchanges_hidden, WHOLE, lambda draft, choices: choices.options.get("hide") is not None),
+    (exchanges_hidden, WHOLE, _asked("hide")),
     # after versions: what is summed is not a version
     (replicas, STAGES, lambda draft, choices: draft.machine.replicas > 1 and not draft.read),
     (shard, BOTH, lambda draft, choices: choices.shard.level),  # when sums have their place
-    (side_by_side, BOTH, _second_parts),  # of a step that is not cut, which has all its tasks now: parts get lanes
+    # of a step that is not cut, which has all its tasks now: parts get lanes
+    (side_by_side, BOTH, lambda draft, choices: not draft.read and (unpack(draft.order.keys).part > 1).any()),
     (more_overlap, STAGES, lambda draft, choices: choices.options.get("overlap")),  # when all that talks has its place
     (in_time, STAGES, lambda draft, choices: _bounded(draft, choices) and choices.options.get("overlap")),
     (split, STAGES, _cut),  # last: stages in order, and

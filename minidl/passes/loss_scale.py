@@ -1,4 +1,5 @@
-"""Loss scaling on stages: each divides its own gradients by the scale, and the flags of all decide whether to step.
+"""Loss scaling and norms on stages: each divides and measures its own gradients, and the flags of all decide whether to
+step.
 
 In one process one task divides all gradients (`minidl.optim.GradScaler`). Here each stage has such a task for its own
 gradients, with its own flag. The flags travel like the sums of squares for clipping, and the task that updates the
@@ -12,11 +13,12 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.columns import Ints
-from ..core.graph import Launch, Role, StorageSpec, TaskGraph
+from ..core.graph import Launch, Role, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
 from .boundary import Mask
 from .draft import Draft, Edit
+from .rewrite import sums
 
 
 def makers(graph: TaskGraph) -> Ints:
@@ -58,15 +60,13 @@ def _by_stage(draft: Draft, e: Edit, task: int) -> None:
     flags, total = [], sum(float(np.prod(view.shape)) for view in gradients) + len(np.unique(stage))
     for s in np.unique(stage).tolist():
         mine = np.flatnonzero(stage == s).tolist()
-        at, raised = e.place(StorageSpec(f"not finite, stage {s}", (1,), "int32", 4, Role.GRADIENT))
-        flags.append(replace(flag, storage=at))
-        buffer[at] = raised
-        at, inverse = e.place(StorageSpec(f"inverse loss scale, stage {s}", (1,), "float32", 4, Role.WORKSPACE))
-        buffer[at] = inverse
+        raised, buffer[raised.storage] = e.array(f"not finite, stage {s}", (1,), "int32", Role.GRADIENT)
+        inverse, buffer[inverse.storage] = e.array(f"inverse loss scale, stage {s}", (1,), "float32", Role.WORKSPACE)
+        flags.append(replace(flag, storage=raised.storage))
         launch = replace(
             unscale, reads=(*(gradients[k] for k in mine), copy.reads[0]),
             writes=(*(unscale.writes[k] for k in mine), flags[-1]),
-            work=(e.whole(at), *(unscale.work[1 + k] for k in mine)) if unscale.work else ())
+            work=(inverse, *(unscale.work[1 + k] for k in mine)) if unscale.work else ())
         share = sum(float(np.prod(view.shape)) for view in launch.reads) / total
         e.task(task - 1, e.unit(f"loss scale, stage {s}"), Kind.U, int(graph.micro_batch[task]), stage=s,
                reads={buffer[view.storage] for view in launch.reads},
@@ -76,3 +76,14 @@ def _by_stage(draft: Draft, e: Edit, task: int) -> None:
     e.reads[task] = {buffer[view.storage] for view in (*flags, *update.reads[:2])}
     e.writes[task] = {buffer[view.storage] for view in (flag, *update.writes)}
     e.time[task] = 0.0
+
+
+def norms_by_stage(draft: Draft) -> Draft:
+    """Every sum of a gradient's squares, for clipping, on the stage of the gradient."""
+    graph, stage, maker = draft.graph, draft.stage.copy(), makers(draft.graph)
+    for t in np.flatnonzero(sums(graph)).tolist():
+        found = maker[graph.reads[t]]
+        if (found >= 0).any():
+            stage[t] = stage[found[found >= 0][0]]
+            maker[graph.writes[t]] = t  # for example gradients in another type
+    return replace(draft, stage=stage)

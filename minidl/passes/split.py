@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice, product
+from math import prod
 
 import numpy as np
 
 from ..core.columns import Ints, Rows
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.placement import Refused
+from ..core.schedule import Schedule
 from ..core.tasks import AXES, COMPUTE, Kind, repack, unpack
 from .draft import Draft, Edit
 
@@ -162,13 +164,9 @@ def _part(launches: Sequence[Launch], axes_of_each: Sequence[tuple[Axes, Axes]],
 
     def new(shape: Sequence[int], dtype: str) -> View:
         """A view on new memory."""
-        strides = [1]
-        for n in reversed(shape[1:]):
-            strides.insert(0, strides[0] * n)
-        view = View(-1 - len(scratch), tuple(shape), tuple(strides[: len(shape)]), 0, str(np.dtype(dtype)))
-        nbytes = view.size * np.dtype(dtype).itemsize
-        scratch.append(StorageSpec("work", view.shape, view.dtype, nbytes, Role.WORKSPACE))
-        return view
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        scratch.append(StorageSpec("work", tuple(shape), str(np.dtype(dtype)), nbytes, Role.WORKSPACE))
+        return View.of(scratch[-1], -len(scratch))
 
     for launch, (reads, writes), label in zip(launches, axes_of_each, chosen, strict=True):
         if not label:
@@ -327,8 +325,7 @@ def _replace(e: Edit, t: int, parts: Sequence[Part], pieces: Mapping[int, Pieces
         launches = tuple(launch.moved({s: storage for s, (storage, _) in places.items()}) for launch in part.launches)
         mine = {"reads": {*_touched(e, part, parts, reads, pieces, False)},
                 "writes": {*_touched(e, part, parts, writes, pieces, True), *(b for _, b in places.values())},
-                "launches": launches, "time": time * part.share, "flops": flops * part.share,
-                "nbytes": part.bytes}
+                "launches": launches, "time": time * part.share, "flops": flops * part.share, "nbytes": part.bytes}
         if p:
             e.then(t, e.task(t, own.unit, Kind(own.kind), own.micro_batch, part=p + 1, late=own.late, stage=e.stage[t],
                              **mine))
@@ -336,3 +333,25 @@ def _replace(e: Edit, t: int, parts: Sequence[Part], pieces: Mapping[int, Pieces
             e.keys[t] = int(repack(key, part=1))
             e.reads[t], e.writes[t], e.launches[t] = mine["reads"], mine["writes"], launches
             e.time[t], e.flops[t], e.bytes[t] = mine["time"], mine["flops"], mine["nbytes"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- lanes
+def side_by_side(draft: Draft) -> Draft:
+    """The second parts of each rank's tasks on a lane `sub1`, the third ones on `sub2`, and so on. A legal order of one
+    lane stays legal, since each lane keeps it. An order with several lanes of a rank that compute, or with sums on such
+    a lane, stays as it is, and so does a step on one device: there the policy places all tasks. Stages in parts (of
+    `layerpipe`) are no tasks in parts, and stay as well."""
+    order = draft.order
+    if draft.placement.parts is not None if draft.staged else draft.sums is None:
+        return draft
+    own, lane = unpack(order.keys), order.lane_of_each()
+    computes = np.isin(own.kind, COMPUTE)
+    other = np.where(computes, np.maximum(own.part, 1) - 1, 0)
+    main = np.unique(lane[computes])
+    if len({order.lanes[i].rank for i in main}) < len(main) or not other.any() or np.isin(lane[~computes], main).any():
+        return draft
+    lanes, keys = list(order.lanes), [order.keys[(lane == i) & (other == 0)] for i in range(len(order.lanes))]
+    for i, part in product(main, range(1, int(other.max()) + 1)):
+        lanes.append(replace(order.lanes[i], name=f"sub{part}"))
+        keys.append(order.keys[(lane == i) & (other == part)])
+    return replace(draft, schedule=Schedule.of_keys(lanes, keys, notes=order.notes))

@@ -19,9 +19,9 @@ from ...core.placement import PipelineError, Placement
 from ...core.tasks import GraphError, Kind
 from ...passes.boundary import Mask
 from ...passes.choices import Choices
+from ...passes.copies import sums_of_uses
 from ...passes.draft import Draft
 from ...passes.every import BEFORE_THE_ORDER, through
-from ...passes.uses import sums_of_uses
 from ...plans.plan import Plan
 from ...pricing.cost import CostModel
 
