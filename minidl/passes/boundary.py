@@ -59,8 +59,7 @@ class Loop:
 def must_stay(graph: TaskGraph) -> Mask:
     """Mask of the tasks that cannot be late: F, O and B, the tasks that they need, and those that make an output."""
     stays = ~np.isin(graph.kind, [int(Kind.W), int(Kind.U)])
-    outputs = {view.storage for view in graph.outputs}
-    wanted = np.isin(graph.buffer_storage, list(outputs))
+    wanted = np.isin(graph.buffer_storage, [view.storage for view in graph.outputs])
     for task in reversed(range(len(graph))):
         stays[task] = stays[task] or stays[graph.succs[task]].any() or wanted[graph.writes[task]].any()
     return stays

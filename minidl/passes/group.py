@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import Ints, spread
 from ..core.graph import Launch, TaskGraph
-from ..core.machine import PlanError, shorten
+from ..core.machine import PlanError, is_whole, shorten
 from ..core.placement import Refused
 from ..core.tasks import COLLECTIVE, GraphError, Kind, as_recorded, pack, parse_task, task_name, unpack
 from .draft import Draft
@@ -35,8 +35,8 @@ def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | Non
     graph = draft.graph
     if not (groups := _groups(graph, group_weights, lag)):
         return draft
-    keys, names, units = graph.keys.copy(), [*graph.unit_names], _units(graph)
-    names += [""] * (units - len(names))
+    keys, units = graph.keys.copy(), max(len(graph.unit_names), int(graph.unit.max(initial=-1)) + 1)
+    names = [*graph.unit_names, *[""] * (units - len(graph.unit_names))]
     for i, members in enumerate(groups):
         names.append("+".join(map(task_name, members)))
         ids = graph.find(np.array(members, np.int64))
@@ -52,8 +52,7 @@ def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | Non
         together(own) if unit >= units else own
         for unit, own in zip(joined.unit.tolist(), joined.launches, strict=True))), group)
     at = np.flatnonzero(joined.unit >= units)
-    longest, mine = np.zeros(len(joined)), np.isin(group, at)
-    np.maximum.at(longest, group[mine], draft.time[mine])
+    longest = spread(group, np.nan_to_num(draft.time), len(joined), by=np.maximum)
     saved = (np.bincount(group)[at] - 1) * (draft.cost.launch + draft.cost.node)
     time = found.time.copy()
     time[at] = np.maximum(time[at] - saved, longest[at])
@@ -85,7 +84,7 @@ def _groups(graph: TaskGraph, asked: int | str | None, lag: int | None) -> list[
             return [[parse_task(name) for name in own.split("+")] for own in asked.split()]
     except GraphError as error:
         raise PlanError(f"{WHAT} is {shorten(asked)}: {error}") from None
-    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 2:
+    if asked is None or not is_whole(asked, 2):
         raise PlanError(f"{WHAT} is {shorten(asked)}; it must be a whole number of weight gradients, from 2 on")
     return [graph.keys[own].tolist() for own in companies(graph, asked, lag) if len(own) > 1]
 
@@ -141,7 +140,3 @@ def _alike(graph: TaskGraph, t: int) -> str:
     own, key = graph.launches[t] if graph.launches else (), unpack(graph.keys[t])
     fits = key.kind == Kind.W and not (key.part or key.late or key.iteration)
     return own[0].alike if own and fits and not any(launch.alike for launch in own[1:]) else ""
-
-
-def _units(graph: TaskGraph) -> int:
-    return max(len(graph.unit_names), int(graph.unit.max(initial=-1)) + 1)

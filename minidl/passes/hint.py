@@ -22,7 +22,7 @@ import numpy as np
 
 from ..core.graph import Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COLLECTIVE, COMMUNICATION, Kind, unpack
+from ..core.tasks import COLLECTIVE, Kind, unpack
 from .rewrite import with_edges
 
 TURN = StorageSpec("its turn under the hint", (0,), "uint8", 0, Role.WORKSPACE)  #: of the tokens of its waits
@@ -113,8 +113,7 @@ def chains(schedule: Schedule) -> Schedule:
         keys = schedule.order(i)
         own = unpack(keys)
         chain = np.where(np.isin(own.kind, CHAINED), own.unit * (max(Kind) + 1) + own.kind, -1)
-        if np.isin(own.kind, COMMUNICATION).all():
-            chain[:] = -1
+
         for c in np.unique(chain).tolist():
             unit, kind = divmod(c, max(Kind) + 1)
             lanes.append((lane if c < 0 else Lane(lane.rank, f"{Kind(kind).name}{unit}"), keys[chain == c]))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.columns import Ints, grouped
 from ..core.graph import FENCE, Role, TaskGraph
-from ..core.machine import PlanError, shorten
+from ..core.machine import PlanError, is_whole, shorten
 from ..core.placement import Refused
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, task_name, unpack
@@ -170,6 +170,6 @@ def _lane_in_time(draft: Draft, lane: int, lag: int) -> tuple[Ints, Mask]:
 
 
 def _checked(lag: int | None) -> int:
-    if not isinstance(lag, int) or isinstance(lag, bool) or lag < 0:
+    if lag is None or not is_whole(lag, 0):
         raise PlanError(f"lag is {shorten(lag)}; it must be a whole number of layers or micro-batches, from 0 on")
     return lag

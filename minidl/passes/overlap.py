@@ -71,10 +71,10 @@ def _moves(graph: TaskGraph, lanes: Lanes, times: list[Times]) -> Iterator[tuple
     tasks, (start, end, _) = lanes.tasks, times[-1]
     place = spread(tasks, np.arange(len(tasks)), len(tasks))
     first, last = (place, place) if lanes.joined is None else (place[task] for task in lanes.actions)
-    ready = np.full(len(tasks), -np.inf)  # of each place where an action begins
     needed, by = graph.preds.ids, graph.preds.row_of_each()
     other = first[needed] != first[by]
-    np.maximum.at(ready, first[by[other]], end[needed[other]])
+    # of each place where an action begins
+    ready = spread(first[by[other]], end[needed[other]], len(tasks), -np.inf, np.maximum)
     before = np.append(0.0, end[tasks[:-1]])  # when the lane is free
     before[lanes.ptr[:-1][lanes.busy]] = times[-2].end[lanes.last]
     wait = start[tasks] - before

@@ -60,8 +60,7 @@ def with_sums_placed(draft: Draft, placed: Sequence[str]) -> Draft:
 def sums_placed(draft: Draft, sums: Sequence[Sum], placed: Sequence[str]) -> dict[int, int]:
     """Sum -> the task after which it comes."""
     where = {stage: at for stage, _, at in _places(draft, placed, True)}
-    return {s.task: at for s in sums
-            if s.gradients and (at := where.get(int(draft.graph.unit[s.task]), -1)) >= 0}
+    return {s.task: at for s in sums if s.gradients and (at := where.get(int(draft.graph.unit[s.task]), -1)) >= 0}
 
 
 def gathers_placed(draft: Draft, sums: Sequence[Sum], uses: Sequence[tuple[int, int]], placed: Sequence[str]

@@ -68,14 +68,14 @@ def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     if not runs:
         return draft
     e, buffers, storages = draft.edit(), dict[int, int](), dict[int, int]()
+    found = Copies(buffers, storages)  # which grow
     for t, needed_by in runs:
         for f in needed_by:
             for s in {int(graph.buffer_storage[b]) for b in e.writes[f] if b in maker} - {*storages}:
                 copies = e.copies(together[s], "again")
                 buffers.update(copies.buffers)
                 storages.update(copies.storages)
-            _again(e, f, t - 1, Copies(buffers, storages))
-    found = Copies(buffers, storages)
+            _again(e, f, t - 1, found)
     e.use(found, *others)
     return e.draft
 
@@ -87,8 +87,7 @@ def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
     written = {**found.storages, **scratch.storages}
     states = {s: scratch.storages[s] for s in e.places(e.reads[forward] & scratch.buffers.keys())}
     reads = {**found.storages, **states}  # not the states: a later forward, which changes them, may come first
-    launches = [fill(view, 0.0, cuts=ANYWHERE)
-                for view in map(e.whole, states.values())]
+    launches = [fill(view, 0.0, cuts=ANYWHERE) for view in map(e.whole, states.values())]
     for launch in e.launches[forward]:
         launches.append(replace(launch, reads=moved_views(launch.reads, reads),
                                 writes=moved_views(launch.writes, written), work=moved_views(launch.work, written)))

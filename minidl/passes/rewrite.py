@@ -18,8 +18,6 @@ from ..core.columns import Ints, Rows, spread
 from ..core.graph import Role, StorageSpec, TaskGraph, moved_views
 from ..core.tasks import COPIES, GraphError, Kind, repack, task_name, unpack
 
-_RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
-
 
 def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
     """`iterations` steps in a row as one graph; task `4W0` of step t is `4W0#t`.
@@ -50,10 +48,8 @@ def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
     if copies < 1:
         raise GraphError(f"cannot rename to {copies} copies; at least 1 is needed")
     iterations = int(graph.iteration.max(initial=0)) + 1
-    outputs = {view.storage for view in graph.outputs}
-    renamed = graph.role_is(*_RENAMED)
-    if outputs:
-        renamed &= ~np.isin(graph.buffer_storage, list(outputs))
+    renamed = graph.role_is(Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE) & ~np.isin(
+        graph.buffer_storage, [view.storage for view in graph.outputs])
     which = np.where(renamed[:, None], np.arange(iterations) % copies, 0)
     return graph.with_copies(which, graph.iteration)[0]
 
@@ -136,9 +132,8 @@ def sums(graph: TaskGraph) -> NDArray[np.bool_]:
 def gradients(graph: TaskGraph) -> dict[int, Ints]:
     """Task that updates parameters -> the buffers with their gradients, in the order of the tasks."""
     updates = np.flatnonzero(graph.kind == Kind.U).tolist()
-    made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are) or a copy
-    maker = graph.kind[graph.writes.row_of_each()]
-    made[graph.writes.ids[~np.isin(maker, (Kind.U, *COPIES))]] = True
+    maker = graph.kind[graph.writes.row_of_each()]  # the backward pass, not an update (of norms) or a copy
+    made = spread(graph.writes.ids[~np.isin(maker, (Kind.U, *COPIES))], True, len(graph.buffer_bytes))
     gradient = made & ~graph.persistent
     gradient[graph.writes.ids[np.isin(maker, (Kind.O, Kind.W, Kind.B))]] = True  # late tasks may make it outlive a step
     gradient &= ~graph.role_is(Role.FAR)  # for which copies only wait

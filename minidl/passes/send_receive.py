@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.columns import Ints, Rows, grouped, run_loop, spread
-from ..core.graph import ROLES, Role, TaskGraph
+from ..core.graph import ROLES, Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
 from .boundary import outliving
@@ -61,6 +61,8 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     moved = graph.reads.ids.astype(np.int64)
     moved[at] = copy[of_copy]
     names = [f"{graph.buffer_names[b]}, received" for b in copied] if graph.buffer_names else []
+    moves, move = [dict[int, int]()], np.zeros(len(graph), np.int64)
+    storage, specs = copy, list[StorageSpec]()
     if graph.storages:
         # copies in one message share a storage where the originals do, since launches use it as one array
         source = graph.buffer_storage[copied].astype(np.int64)
@@ -68,22 +70,15 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
         storage = len(graph.storages) + of_pair
         specs = [replace(spec, name=f"{spec.name}, received", role=_role(spec.role), live=None, share_of=None)
                  for spec in (graph.storages[s] for s in (pairs % len(graph.storages)).tolist())]
-        moves: list[dict[int, int]] = [{}]
-        move = np.zeros(len(graph), np.int64)
-        replaced: dict[int, set[int]] = {}
-        for t, c in zip(reader.tolist(), of_copy.tolist(), strict=True):
-            if not move[t]:
-                move[t] = len(moves)
-                moves.append({})
-            replaced.setdefault(t, set()).add(int(copied[c]))
-            if moves[move[t]].setdefault(int(source[c]), int(storage[c])) != storage[c]:
-                raise _in_parts(graph, t, int(copied[c]))
-        for t, originals in replaced.items():
-            for b in {*graph.reads[t].tolist(), *graph.writes[t].tolist()} - originals:
-                if int(graph.buffer_storage[b]) in moves[move[t]]:
-                    raise _in_parts(graph, t, b)
-    else:
-        storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
+        for t, own in grouped(zip(reader.tolist(), of_copy.tolist(), strict=True)).items():
+            found = [*zip(source[own].tolist(), storage[own].tolist(), strict=True)]
+            move[t] = len(moves)
+            moves.append(dict(found))
+            others = {*graph.reads[t].tolist(), *graph.writes[t].tolist()} - {*copied[own].tolist()}
+            if stray := [*(s for s, to in found if moves[-1][s] != to),
+                         *(s for s in graph.buffer_storage[[*others]].tolist() if s in moves[-1])]:
+                raise GraphError(f"task {graph.name(t)} needs parts of {graph.storages[stray[0]].name} that are made "
+                                 f"on several ranks; cut the stages elsewhere")
     grown = graph.with_buffers(copied, storage, names, storages=specs)
     roles = [_role(ROLES[r]).number for r in graph.buffer_role[copied].tolist()]
     grown = replace(grown, buffer_role=np.append(graph.buffer_role, roles).astype(graph.buffer_role.dtype))
@@ -104,12 +99,6 @@ def parts_of(graph: TaskGraph, values: Ints, take: np.ufunc) -> Ints:
 def _role(role: Role) -> Role:
     """The role of a received buffer: it does not outlive the step, even if it is a parameter."""
     return Role.ACTIVATION if role.persistent else role
-
-
-def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
-    name = graph.storages[int(graph.buffer_storage[buffer])].name
-    return GraphError(f"task {graph.name(task)} needs parts of {name} that are made on several "
-                      f"ranks; cut the stages elsewhere")
 
 
 def add_communication(graph: TaskGraph, schedule: Schedule, apart: bool = False) -> tuple[TaskGraph, Schedule]:

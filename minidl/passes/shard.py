@@ -26,7 +26,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import spread
 from ..core.graph import TaskGraph
 from ..core.machine import PlanError
 from ..core.placement import Refused
@@ -228,7 +228,8 @@ def _by_compute(draft: Draft) -> Draft:
 def _sharded(draft: Draft, how: Shards) -> Draft:
     """The draft with these shares, on the same lanes; its graph has their order."""
     work = Work(draft, how.level, draft.machine.replicas if draft.staged else draft.machine.ranks)
-    sums, begin = [work.sum(t) for t in np.flatnonzero(draft.graph.kind == Kind.A).tolist()], _begins(draft)
+    sums, ids = [work.sum(t) for t in np.flatnonzero(draft.graph.kind == Kind.A).tolist()], draft.order.ids(draft.graph)
+    begin = spread(ids, ids[draft.order.first], len(draft.graph))  # of each task's action
     held = [*sums, *(copy for s in sums for copy in work.copies(s))] if how.level > 2 else sums
     work.unscale()
     for rank in np.unique(draft.rank[[s.task for s in sums]]).tolist():
@@ -258,13 +259,6 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
             work.follow(at, t, rank)
     return _on_lanes(draft, work.done(), how)
 
-
-def _begins(draft: Draft) -> Ints:
-    """For each task the first one of its action."""
-    begin, ids = np.arange(len(draft.graph)), draft.order.ids(draft.graph)
-    for i in np.flatnonzero(draft.order.second).tolist():
-        begin[ids[i]] = begin[ids[i - 1]]
-    return begin
 
 
 def _runs(draft: Draft, sums: Sequence[Sum], ahead: int, keep: Collection[int]) -> list[tuple[Sum, list[int]]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import spread
 from ..core.placement import Refused
 from ..core.tasks import Kind, repack, unpack
 from .boundary import Mask
@@ -36,11 +37,10 @@ def _lower(draft: Draft) -> Mask | None:
     for stage, share in draft.placement.halves.items():
         mine = draft.stage == stage
         gradients = mine & (graph.kind == Kind.O)
-        lowest, highest = np.full(len(graph.storages), len(graph)), np.full(len(graph.storages), -1)
         written = gradients[writer]
         place, unit = graph.buffer_storage[graph.writes.ids[written]], graph.unit[writer[written]]
-        np.minimum.at(lowest, place, unit)
-        np.maximum.at(highest, place, unit)
+        lowest, highest = (spread(place, unit, len(graph.storages), rest, by)
+                           for rest, by in ((len(graph), np.minimum), (-1, np.maximum)))
         units, time = np.unique(graph.unit[gradients]), np.bincount(graph.unit[gradients], draft.time[gradients])
         # a gradient that layers on both sides add to has one memory
         below = [u for u in units[:-1].tolist() if not ((lowest <= u) & (highest > u)).any()]

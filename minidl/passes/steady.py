@@ -12,6 +12,7 @@ must read as in one process: that is proved here.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -57,33 +58,28 @@ def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
 def _later(name: str, graph: TaskGraph, schedule: Schedule, versions: Versions) -> tuple[Schedule, Versions]:
     """The body with more late tasks: a task is late if one that it needs on another rank is. So the body of a rank that
     has no forwards may begin before its first task of a step."""
-    lane_of, late = np.full((2, len(graph)), -1)
-    ids = graph.find(as_recorded(schedule.keys))
-    lanes, read = [], []
-    for i in range(len(schedule.lanes)):
-        own = slice(schedule.ptr[i], schedule.ptr[i + 1])
-        mine = ids[own]
-        lanes.append(mine.tolist())
-        read.append(versions.read[own].tolist())
-        lane_of[mine[mine >= 0]] = i
-        late[mine[mine >= 0]] = unpack(schedule.keys[own]).late[mine >= 0]
+    ids, keys = graph.find(as_recorded(schedule.keys)), schedule.keys.copy()
+    known = ids >= 0
+    lane_of, late = (spread(ids[known], column[known], len(graph), -1)
+                     for column in (schedule.lane_of_each(), unpack(keys).late))
     summing = sums(graph)  # which has no place yet: an update waits for what it needs
     pairs = [(p, t) for t in range(len(graph)) for q in graph.preds[t].tolist()
              for p in (graph.preds[q].tolist() if summing[q] and graph.kind[t] == Kind.U else [q])
              if min(lane_of[p], lane_of[t]) >= 0 and lane_of[p] != lane_of[t]]
-    keys = [schedule.order(i).tolist() for i in range(len(lanes))]
+    lanes = np.split(np.arange(len(ids)), schedule.ptr[1:-1])  # the entries of each
     while behind := [t for p, t in pairs if late[p] > late[t]]:
         i = int(lane_of[behind[0]])
-        at = lanes[i].index(behind[0])
-        moved = [t for t in lanes[i][at:] if t >= 0]
-        if late[moved].any() or at == 0:
+        at = int(np.argmax(ids[lanes[i]] == behind[0]))
+        moved = lanes[i][at:]
+        tasks = ids[moved][known[moved]]
+        if late[tasks].any() or at == 0:
             raise Refused(name, f"it works on micro-batches of more than two steps at a time on rank "
                           f"{schedule.lanes[i].rank}", _cure(graph, "take more micro-batches"))
-        late[moved] = 1
-        keys[i][at:] = repack(np.array(keys[i][at:]), late=1).tolist()
-        lanes[i], read[i], keys[i] = ([*column[at:], *column[:at]] for column in (lanes[i], read[i], keys[i]))
-    return (replace(schedule, keys=np.concatenate([np.array(k, np.int64) for k in keys])),
-            replace(versions, read=np.concatenate([np.array(r, np.int64) for r in read])))
+        late[tasks] = 1
+        keys[moved] = repack(keys[moved], late=1)
+        lanes[i] = np.roll(lanes[i], -at)
+    order = np.concatenate(lanes)
+    return replace(schedule, keys=keys[order]), replace(versions, read=versions.read[order])
 
 
 def _cure(graph: TaskGraph, otherwise: str) -> str:
@@ -97,11 +93,8 @@ def _joined(draft: Draft, schedule: Schedule, versions: Versions) -> Schedule:
     have run; late if one of them is. A task that brings a version of a weight to another rank comes before the first
     task that reads it."""
     graph, home = draft.graph, draft.rank
-    lanes: list[list[tuple[int, int]]] = []  # (task, late)
-    for i in range(len(schedule.lanes)):
-        keys = schedule.order(i)
-        found = graph.find(as_recorded(keys)).tolist()
-        lanes.append([(t, late) for t, late in zip(found, unpack(keys).late.tolist(), strict=True) if t >= 0])
+    entries = [*zip(graph.find(as_recorded(schedule.keys)).tolist(), unpack(schedule.keys).late.tolist(), strict=True)]
+    lanes = [[(t, late) for t, late in entries[a:b] if t >= 0] for a, b in pairwise(schedule.ptr.tolist())]
     stands = {t for tasks in lanes for t, _ in tasks}
     main = {lane.rank: tasks for lane, tasks in zip(schedule.lanes, lanes, strict=True)}
     follows = (unpack(graph.keys).part > 0) & (graph.kind == Kind.U)
@@ -145,26 +138,22 @@ def _order(name: str, graph: TaskGraph, schedule: Schedule) -> tuple[Ints, Ints]
                 needed[t].add(p)
             elif lane[p] != lane[t]:  # of the step before; now it runs after
                 needed[p].add(t)
-    lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist() for i in range(len(schedule.lanes))]
-    order: list[int] = []
-    done: set[int] = set()
+    lanes, done = [own.tolist() for own in np.split(ids, schedule.ptr[1:-1])], dict[int, None]()  # in order
     while any(lanes):
-        ready = [tasks for tasks in lanes if tasks and needed[tasks[0]] <= done]
+        ready = [tasks for tasks in lanes if tasks and needed[tasks[0]] <= done.keys()]
         if not ready:
             raise Refused(name, f"{', '.join(graph.name(tasks[0]) for tasks in lanes if tasks)} wait for each other",
                           "take another order")
-        for tasks in ready:
-            done.add(tasks[0])
-            order.append(tasks.pop(0))
-    return np.array(order, np.int64), repack(graph.keys[order], late=late[order])
+        done |= dict.fromkeys(tasks.pop(0) for tasks in ready)
+    order = np.array([*done], np.int64)
+    return order, repack(graph.keys[order], late=late[order])
 
 
 def _set_once(body: TaskGraph) -> Mask:
     """Mask of the buffers that have one value in a whole step, which late tasks must still find: inputs, and scalars
     that the host sets or that a forward reads, such as the number of dropouts."""
-    written, forward = (np.zeros(len(body.buffer_bytes), bool) for _ in range(2))
-    written[body.writes.ids] = True
-    forward[body.reads.take(np.flatnonzero(body.kind == Kind.F)).ids] = True
+    written, forward = (spread(rows.ids, True, len(body.buffer_bytes))
+                        for rows in (body.writes, body.reads.where(body.kind == Kind.F)))
     return body.role_is(Role.INPUT) | (body.role_is(Role.SCALAR) & (~written | forward))
 
 

@@ -34,8 +34,8 @@ def updates_soon(draft: Draft) -> Draft:
             last = preds[np.argmax(after[preds])]
             after[t], lane[t] = after[last], lane[last]
             soon.append(t)
-    count = np.bincount(lane[soon], minlength=len(order.lanes)) if soon else np.zeros(len(order.lanes), np.int64)
-    keys = np.insert(order.keys, after[soon] + 1, graph.keys[soon]) if soon else order.keys
+    count = np.bincount(lane[soon], minlength=len(order.lanes))
+    keys = np.insert(order.keys, after[soon] + 1, graph.keys[soon])
     return updates_last(replace(draft, schedule=Schedule(order.lanes, order.ptr + offsets(count), keys,
                                                          notes=order.notes)))
 
