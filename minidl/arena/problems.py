@@ -19,7 +19,6 @@ import numpy as np
 
 from ..core.machine import Machine
 from ..core.placement import PipelineError
-from ..pricing.cost import CostError
 from ..schedulers.pipeline import Pipeline
 from ..system.files import read_text
 
@@ -124,5 +123,5 @@ def _task(path: Path, record: Any) -> Task:
         raise ArenaError(f"{path}: the name of a problem is a text, not {str(record['name'])[:40]!r}")
     try:
         return Task(**record)
-    except (CostError, ArenaError) as error:
+    except ArenaError as error:
         raise ArenaError(f"{path}: {error}") from None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows
+from ..core.columns import Floats, Ints, Rows, spread
 from ..core.tasks import COLLECTIVE, unpack
 from ..passes.rewrite import unroll
 from ..pricing.greedy import greedy
@@ -34,14 +34,10 @@ class Ranks:
         self.graph, self.count, self.ranks, self.own = graph, len(graph), plan.ranks, unpack(graph.keys)
         self.sums = np.isin(self.own.kind, COLLECTIVE)
         self.duration, self._ids = np.tile(clock.duration, self.ranks), schedule.ids(graph)
-        self._lane, (source, target, delay) = schedule.lane_of_each(), clock.edges(lanes)
-        self._edges = source, target, delay
-        lane_of = np.empty(self.count, np.int64)
-        lane_of[self._ids] = self._lane
+        self._lane, self._edges = schedule.lane_of_each(), clock.edges(lanes)
+        lane_of, place = (spread(self._ids, of_each, self.count) for of_each in (self._lane, np.arange(self.count)))
         self._machine = (np.arange(self.ranks)[:, None] * len(schedule.lanes) + lane_of).ravel()
-        self._machines, place = self.ranks * len(schedule.lanes), np.empty(self.count, np.int64)
-        place[self._ids] = np.arange(self.count)
-        self._place = np.tile(place, self.ranks)
+        self._machines, self._place = self.ranks * len(schedule.lanes), np.tile(place, self.ranks)
 
     def _everywhere(self, tasks: Ints) -> Ints:
         """The numbers (ranks, n) of these tasks on all ranks."""
@@ -61,8 +57,7 @@ class Ranks:
                         duration, self._place, self._machines)
         real = np.tile(~self.sums, self.ranks) | (np.arange(total) < self.count)  # of a sum, only rank 0's
         step = np.tile(self.own.iteration, self.ranks)
-        last = np.zeros(STEPS)
-        np.maximum.at(last, step[real], played.end[real])
+        last = spread(step[real], played.end[real], STEPS, by=np.maximum)
         return float(last[-2] - last[0]) / (STEPS - 2)
 
     def drawn(self, sigma: float, seed: int) -> Floats:

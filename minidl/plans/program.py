@@ -153,8 +153,7 @@ class Program:
     def as_json(self) -> dict[str, Any]:
         """Everything that the runtime gets, without the launches."""
         return {"rank": self.rank, "ranks": self.ranks, "group": list(self.group),
-                "takes": self.takes and list(self.takes),
-                "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
+                "takes": self.takes and list(self.takes), "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
                 "boundary_waits": [[task_name(late), task_name(transfer)] for late, transfer in self.boundary_waits],
                 **{name: part.as_json() for name, part in self.named.items()}}
 

@@ -58,15 +58,9 @@ def iteration(division: Division) -> Iteration:
     apart = TaskGraph(graph.keys, graph.flops, graph.bytes, Rows.from_pairs(reader, number[: len(read)], len(graph)),
                       Rows.from_pairs(writer, number[len(read) :], len(graph)), nbytes, role, place,
                       unit_names=graph.unit_names)
-    return Iteration(apart, schedule, _carried(schedule.ids(graph), schedule, division.sent[later],
-                                               division.received[later]))
-
-
-def _carried(ids: Ints, schedule: Schedule, sends: Ints, receives: Ints) -> Carried:
-    """A rank ends its step before it begins the next one: each of its lanes waits for the last task of all others. The
-    messages of these sends are received in the next iteration. `ids`: the task of each entry."""
-    last, first = schedule.turns
-    lane = schedule.lane_of_each()
+    # a rank ends its step before it begins the next one: each of its lanes waits for the last task of all others
+    (last, first), lane, ids = schedule.turns, schedule.lane_of_each(), schedule.ids(graph)
     others = lane[last] != lane[first]
-    source, target = np.append(ids[last[others]], sends), np.append(ids[first[others]], receives)
-    return Carried(source, target, np.ones(len(source), np.int64))
+    source = np.append(ids[last[others]], division.sent[later])
+    target = np.append(ids[first[others]], division.received[later])
+    return Iteration(apart, schedule, Carried(source, target, np.ones(len(source), np.int64)))

@@ -70,10 +70,9 @@ class Picks:
 
     def ready(self, end: Floats) -> Floats:
         """When each task could run if the others end at `end`."""
-        found = np.zeros(len(end))
-        np.maximum.at(found, self.graph.preds.row_of_each(), end[self.graph.preds.ids] + self.delay)
-        np.maximum.at(found, self._chains[:, 1], end[self._chains[:, 0]])
-        return found
+        preds = self.graph.preds
+        return spread(np.append(preds.row_of_each(), self._chains[:, 1]),
+                      np.append(end[preds.ids] + self.delay, end[self._chains[:, 0]]), len(end), by=np.maximum)
 
     def play(self, duration: Floats | None = None, kept: bool | None = None,
              more: Iterable[tuple[int, int]] = ()) -> Played:
