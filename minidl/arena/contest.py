@@ -44,12 +44,16 @@ def ask(entry: str, task: Task, seconds: float, memory: int) -> Outcome:
         select.register(pipe, selectors.EVENT_READ)
         while not over:
             interrupts.check()
+            late = (f"still running after {seconds:g} s (--time-limit)" if got
+                    else f"its process did not start within {STARTS:g} s")
             if monotonic() > deadline:
-                over = (f"still running after {seconds:g} s (--time-limit)" if got
-                        else f"its process did not start within {STARTS:g} s")
+                over = late
             elif select.select(min(0.2, max(0.0, deadline - monotonic()))):
                 if not (part := os.read(pipe, 1 << 16)):
-                    process.wait(STARTS)
+                    try:
+                        process.wait(max(1.0, deadline - monotonic()))
+                    except subprocess.TimeoutExpired:  # it has closed the pipe
+                        over = late
                     break
                 if not got:
                     begun, deadline = monotonic(), monotonic() + seconds

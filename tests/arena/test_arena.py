@@ -29,6 +29,11 @@ def loops(problem):
     while True:
         pass
 
+def closes(problem):
+    import time
+    os.closerange(3, 4096)
+    time.sleep(600)
+
 def eats(problem):
     kept = []
     while True:
@@ -173,7 +178,8 @@ def test_an_entry_that_misbehaves_gets_one_line_and_the_others_are_ranked(own, c
 
 
 def test_an_entry_ends_when_its_time_is_over(own):
-    assert refusal("loops", seconds=0.5) == "still running after 0.5 s (--time-limit)"
+    for name in ("loops", "closes"):
+        assert refusal(name, seconds=0.5) == "still running after 0.5 s (--time-limit)"
 
 
 @pytest.mark.parametrize(("name", "says"), [
