@@ -46,13 +46,12 @@ def _with_again(draft: Draft) -> Draft:
     """The order with each R of a stage just before the action with the first task that needs it: its O, B or W; with a
     remark if there is none."""
     order, own = draft.order, unpack(draft.order.keys)
-    needs = np.flatnonzero(np.isin(own.kind, (Kind.O, Kind.B, Kind.W)))[::-1]
-    again = repack(own.key[needs], kind=Kind.R, part=0)
-    again, at = np.unique(again[known := draft.graph.find(again) >= 0]), dict(zip(
-        again[known].tolist(), order.first[needs[known]].tolist(), strict=True))
-    if not len(again):
+    needs = np.flatnonzero(np.isin(own.kind, (Kind.O, Kind.B, Kind.W)))
+    again, first = np.unique(repack(own.key[needs], kind=Kind.R, part=0), return_index=True)
+    known = draft.graph.find(again) >= 0
+    if not known.any():
         return replace(draft, remarks=(*draft.remarks, "fill: nothing is computed again, so no R fills a wait"))
-    place = np.array([at[key] for key in again.tolist()], np.int64)
+    again, place = again[known], order.first[needs[first[known]]]
     joined = None if order.joined is None else np.insert(order.second, place, False)
     return replace(draft, schedule=replace(
         order, ptr=order.ptr + np.searchsorted(np.sort(place), order.ptr), keys=np.insert(order.keys, place, again),

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..core.graph import Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COLLECTIVE, Kind, unpack
+from ..core.tasks import COLLECTIVE, COMMUNICATION, Kind, unpack
 from .rewrite import with_edges
 
 TURN = StorageSpec("its turn under the hint", (0,), "uint8", 0, Role.WORKSPACE)  #: of the tokens of its waits
@@ -85,13 +85,13 @@ def admissions(graph: TaskGraph, schedule: Schedule, caps: Window) -> Iterable[t
             yield from ((user, task) for user in users)
 
 
-def joined(lanes: Iterable[Lane], talks: Iterable[bool]) -> list[Lane]:
-    """For each of these lanes, of which some have messages and sums alone, the lane of its tasks in a fixed order."""
+def joined(schedule: Schedule) -> list[Lane]:
+    """For each lane, of which some have messages and sums alone, the lane of its tasks in a fixed order."""
     found = []
-    for lane, talk in zip(lanes, talks, strict=True):
-        link = re.search(r"(->|<-)\d+$", lane.name)
-        name = "main" if not talk else lane.name if link is None else ("send" if link[1] == "->" else "recv") + link[0]
-        found.append(Lane(lane.rank, name))
+    for i, lane in enumerate(schedule.lanes):
+        talks, link = np.isin(unpack(schedule.order(i)).kind, COMMUNICATION), re.search(r"(->|<-)\d+$", lane.name)
+        found.append(Lane(lane.rank, "main" if not (len(talks) and talks.all()) else lane.name if link is None
+                          else ("send" if link[1] == "->" else "recv") + link[0]))
     return found
 
 

@@ -163,9 +163,8 @@ def _items(draft: Draft, moves: Moves, lanes: _Lanes, late: set[int]) -> Iterato
     """The storages that can leave. `late`: tasks that run in the next step, whose storages stay."""
     graph, order = draft.graph, draft.order
     storage, outputs = graph.buffer_storage, {view.storage for view in (*graph.inputs, *graph.outputs)}
-    writers = [set[int]() for _ in graph.storages]
-    for t, b in zip(graph.writes.row_of_each().tolist(), storage[graph.writes.ids].tolist(), strict=True):
-        writers[b].add(t)
+    writers = [{*own} for own in Rows.from_pairs(storage[graph.writes.ids], graph.writes.row_of_each(),
+                                                 len(graph.storages)).lists()]
     rank, groups = order.rank_of_tasks(graph).tolist(), dict[tuple[int, ...], list[tuple[int, list[int], list[int]]]]()
     forward, unit, micro_batch = (a.tolist() for a in (np.isin(graph.kind, (Kind.F, *SENDS)), graph.unit,
                                                        graph.micro_batch))

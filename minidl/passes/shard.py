@@ -121,7 +121,11 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
     shared = np.isin(unpack(draft.order.keys).kind, (Kind.AS, Kind.AG)) & (graph.find(draft.order.keys) < 0)
     given = draft.order if shared.any() else None
     draft = draft if given is None else replace(draft, schedule=with_sums(given, graph))
-    draft = _in_order(draft) if draft.staged else _by_compute(draft if given is not None else _updates_last(draft))
+    if not draft.staged and given is None:  # the next forward needs all shares
+        if (ended := ended_by_updates(draft.order)) is None:
+            raise _other(draft, "updates beside the next step")
+        draft = replace(draft, schedule=ended)
+    draft = _in_order(draft) if draft.staged else _by_compute(draft)
     if how.placed is not None:
         if not draft.staged:
             raise Refused(WHAT, "places are of a pipeline's stages", "give prefetch and keep")
@@ -195,12 +199,6 @@ def _other(draft: Draft, why: str) -> Refused:
     return Refused(WHAT, f"{draft.name} {why}", "leave part_bytes out" if draft.staged
                    else "give --scheduler barrier, buckets or no_overlap")
 
-
-def _updates_last(draft: Draft) -> Draft:
-    """The draft whose updates, which came before the next step, end the step: the next forward needs all shares."""
-    if (order := ended_by_updates(draft.order)) is None:
-        raise _other(draft, "updates beside the next step")
-    return replace(draft, schedule=order)
 
 
 def _in_order(draft: Draft) -> Draft:

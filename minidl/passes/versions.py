@@ -44,9 +44,7 @@ def newest(schedule: Schedule, ends: Mask, of_step: int) -> Ints:
 def wanted(graph: TaskGraph, schedule: Schedule, versions: Versions) -> Callable[[int, int], int]:
     """A function from a task and a stage to the version that the task reads of the stage's weights. Tasks of other
     stages read the version that the stage's own forward reads (see `followers.py`)."""
-    ids, own = graph.find(as_recorded(schedule.keys)), unpack(schedule.keys)
-    if graph.late.any():
-        ids = graph.find(schedule.keys)
+    own, ids = unpack(schedule.keys), graph.find(schedule.keys if graph.late.any() else as_recorded(schedule.keys))
     read = dict(zip(ids.tolist(), versions.read.tolist(), strict=True))
     forward = {(unit, micro_batch): version for unit, micro_batch, version in zip(
         *(column[own.kind == Kind.F].tolist() for column in (own.unit, own.micro_batch, versions.read)), strict=True)}

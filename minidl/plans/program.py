@@ -62,7 +62,7 @@ class Part(Columns):
     @property
     def joined(self) -> list[Lane]:
         """Of each lane the one that has its tasks in a fixed order."""
-        return joined(self.schedule.lanes, self.communicates)
+        return joined(self.schedule)
 
     def as_json(self) -> dict[str, Any]:
         """Lanes with their tasks in order, waits as pairs (waiting, awaited), and where each storage

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from ..core.columns import Floats, Ints, Rows, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
-from ..core.tasks import COMMUNICATION, Kind, unpack
+from ..core.tasks import Kind, unpack
 from ..passes.hint import Hint, joined, windows
 from ..pricing.greedy import Played, greedy
 from ..pricing.simulation import Clock, Lanes
@@ -49,9 +48,7 @@ class Picks:
         order = plan.fixed.with_messages[1] if talks else plan.schedule
         if not plan.synthetic:
             graph, schedule, _ = iteration(plan.division)
-        kind = unpack(schedule.keys).kind
-        talk = [bool(np.isin(kind[a:b], COMMUNICATION).all()) for a, b in pairwise(schedule.ptr.tolist())]
-        of = joined(schedule.lanes, talk)
+        of = joined(schedule)
         machines = sorted(set(of), key=lambda lane: (lane.name == "main", lane))  # links come before ranks
         numbers = np.array([machines.index(lane) for lane in of])
         machine = spread(schedule.ids(graph), numbers[schedule.lane_of_each()], len(graph))
