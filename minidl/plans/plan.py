@@ -136,9 +136,10 @@ class Plan:
         if self.schedule.ranks > 1:
             assert self.division
             return self
-        program = self.program()  # which the new plan has as well
-        ordered = replace(self, chosen_sums=False).program() if self.chosen_sums else program
-        return self.with_known(schedule=ordered.schedule)
+        found, program = copy(self), self.program()  # the copy keeps what has been derived
+        vars(found)["schedule"] = (program.schedule if not self.chosen_sums
+                                   else replace(self, chosen_sums=False).program().schedule)
+        return found
 
     def with_known(self, **known: Any) -> Self:
         """The plan with some of its fields or properties, which are known from elsewhere; nothing that has been derived
