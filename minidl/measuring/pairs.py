@@ -20,7 +20,7 @@ import numpy as np
 from ..core.columns import grouped
 from ..core.graph import TaskGraph
 from ..devices.device import cpu
-from ..devices.lanes import Program, Stream
+from ..devices.lanes import Program, Stop, Stream
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..runtime.bound import Bound
@@ -111,13 +111,15 @@ def _together(stream: Stream, one: Program, times: int, other: Program, repeats:
     program: Program = []
     for _ in range(repeats):
         program += [*other, lambda: stamps.append(perf_counter())]
-    stream.start([lambda: stamps.append(perf_counter()), *program])
-    while len(stamps) < 2:  # until both run and their data are in the cache
+    failed: list[Stop] = []
+    stream.start([lambda: stamps.append(perf_counter()), *program], failed.append)
+    while len(stamps) < 2 and not failed:  # until both run and their data are in the cache
         cpu().once(one)
     begin = perf_counter()
     cpu().once(one * times)
     end = perf_counter()
-    stream.join()
+    if (error := stream.join().error) is not None:
+        raise error
     inside = [s for s in stamps if begin <= s <= end]
     first, last = (inside[0], inside[-1]) if len(inside) > 1 else (stamps[1], stamps[-1])
     count = len(inside) if len(inside) > 1 else len(stamps) - 1

@@ -10,6 +10,7 @@ import pytest
 
 import minidl as ml
 from minidl.devices.device import cpu
+from minidl.devices.lanes import Stop, Stream
 from minidl.devices.native import no_native_lanes
 from minidl.measuring import lanes, pairs
 from minidl.pricing.cost import Cross
@@ -32,7 +33,7 @@ def test_programs_beside_each_other_are_timed_by_the_run(monkeypatch):
     def takes(microseconds):
         return lambda: now.__setitem__(0, now[0] + microseconds * 1e-6)
 
-    stream = SimpleNamespace(start=cpu().once, join=lambda: None)
+    stream = SimpleNamespace(start=lambda program, on_error: cpu().once(program), join=Stop)
     monkeypatch.setattr(pairs, "perf_counter", lambda: now[0])
     assert pairs._together(stream, [takes(1), takes(2)], 5, [takes(7)], 4) == pytest.approx((3, 7))
     assert pairs._microseconds([takes(1), takes(2)], 5) == pytest.approx(3)
@@ -44,6 +45,10 @@ def test_an_interrupt_ends_a_measurement():
 
     with pytest.raises(KeyboardInterrupt):
         pairs._microseconds([interrupted], 5)
+    stream = Stream("fails")  # before both programs have run once
+    with pytest.raises(KeyboardInterrupt):
+        pairs._together(stream, [lambda: None], 1, [interrupted], 4)
+    stream.close()
 
 
 def test_what_crosses_from_core_to_core_costs_more_by_the_byte(monkeypatch):
