@@ -13,6 +13,7 @@ import io
 import math
 import multiprocessing
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
@@ -83,7 +84,8 @@ def _entries(folder: Path) -> list[Path]:
 def _shards(root: Path, split: str) -> list[Path]:
     """The shards of a split: train-000.tar or train/000.tar with a class (.cls) for each picture."""
     names = ("train",) if split == "train" else TESTS
-    found = ([f for f in _entries(root) if name in f.name and f.suffix == ".tar"] for name in names)
+    found = ([f for f in _entries(root) if re.search(rf"(?<![a-z]){name}", f.name) and f.suffix == ".tar"]
+             for name in names)
     return next(filter(None, found), [])
 
 

@@ -172,7 +172,7 @@ def _testing(folder: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
     """The test text, or else the development text. Raises DataError."""
     for part in ("tst", "test", "dev", "valid"):
         first = sorted(f for f in folder.iterdir() if re.search(rf"(^|\.){part}\d*\.", f.name)
-                       and f"{languages[0]}" in f.name.removesuffix(".xml").rsplit(".", 1)[-1])
+                       and f.name.removesuffix(".xml").rsplit(".", 1)[-1] == languages[0])
         for file in first:
             stem, _, _ = file.name.removesuffix(".xml").rpartition(".")
             other = folder / (f"{stem}.{languages[1]}" + (".xml" if file.suffix == ".xml" else ""))

@@ -568,6 +568,11 @@ def test_shards(tmp_path):
     archive(tmp_path / "validation-0.tar", members)
     loader = data.load(tmp_path, batch_size=8, image_size=6, workers=0)
     assert data.load(tmp_path, batch_size=8, split="test", workers=0).dataset.samples == 4
+    (tmp_path / "validation-0.tar").rename(tmp_path / "test-0.tar")
+    archive(tmp_path / "contest-train-0.tar", members)  # a word ends with "test"
+    assert data.load(tmp_path, batch_size=8, workers=0).dataset.samples == 12
+    assert data.load(tmp_path, batch_size=8, split="test", workers=0).dataset.samples == 4
+    (tmp_path / "contest-train-0.tar").unlink()
     x, y = next(loader)
     assert (x[:, 0, 0, 0] > x[:, 0, 0, 2]).tolist() == (y == 1).tolist()
     content = (tmp_path / "train-1.tar").read_bytes()
