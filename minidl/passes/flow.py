@@ -95,7 +95,6 @@ class Again:
 
     edit: Edit
     order: dict[int, Sequence[int]] = field(default_factory=dict)
-
     nothing: dict[int, Copies] = field(default_factory=dict)
     fills: list[int] = field(default_factory=list)
 

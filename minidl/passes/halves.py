@@ -46,7 +46,6 @@ def in_halves(draft: Draft) -> Draft:
     to = (guess | half | e.copies(held, "predicted", role=Role.WORKSPACE, live=None)
           | e.copies(changed - held, "predicted"))
     fresh = {e.storage_of[b]: b for b in own | held}  # storages that no prediction has copied yet
-
     for u in last:
         touched = e.places(e.reads[u] | e.writes[u]) & fresh.keys()
         begin = {b for b in own | held if e.storage_of[b] in touched}

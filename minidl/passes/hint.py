@@ -113,7 +113,6 @@ def chains(schedule: Schedule) -> Schedule:
         keys = schedule.order(i)
         own = unpack(keys)
         chain = np.where(np.isin(own.kind, CHAINED), own.unit * (max(Kind) + 1) + own.kind, -1)
-
         for c in np.unique(chain).tolist():
             unit, kind = divmod(c, max(Kind) + 1)
             lanes.append((lane if c < 0 else Lane(lane.rank, f"{Kind(kind).name}{unit}"), keys[chain == c]))

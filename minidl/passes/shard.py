@@ -200,7 +200,6 @@ def _other(draft: Draft, why: str) -> Refused:
                    else "give --scheduler barrier, buckets or no_overlap")
 
 
-
 def _in_order(draft: Draft) -> Draft:
     """The draft whose graph has its tasks in the order in which ranks can run them; no task is within a pair."""
     order = draft.order.validate(draft.graph)
@@ -256,7 +255,6 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
         for t, at in sums_placed(draft, own, how.placed or ()).items():
             work.follow(at, t, rank)
     return _on_lanes(draft, work.done(), how)
-
 
 
 def _runs(draft: Draft, sums: Sequence[Sum], ahead: int, keep: Collection[int]) -> list[tuple[Sum, list[int]]]:

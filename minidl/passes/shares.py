@@ -277,6 +277,5 @@ class Work:
         return self.e.draft
 
 
-
 def _flat(view: View) -> View:
     return replace(view, shape=(prod(view.shape),), strides=(1,))
