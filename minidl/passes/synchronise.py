@@ -16,7 +16,7 @@ from ..core.columns import Ints, grouped
 from ..core.graph import Launch, Role, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
-from .draft import Draft, Edit, Sums, touched
+from .draft import Draft, Edit, Sums
 from .rewrite import gradients, sums
 
 SUMS = "sums over ranks"  #: for messages
@@ -44,15 +44,22 @@ def norms_apart(draft: Draft) -> Draft:
         return draft
     spent, e = {b for buffers in gradients(graph).values() for b in buffers.tolist()}, draft.edit()
     for t in adding:
-        own, access, added = unpack(int(graph.keys[t])), e.buffers_of(t), e.places(e.writes[t] & spent)
-        adds = tuple(launch for launch in e.launches[t] if {view.storage for view in launch.writes} <= added)
-        norms = tuple(launch for launch in e.launches[t] if launch not in adds)
+        reads, writes, launches = e.reads[t], e.writes[t], e.launches[t]
+        added = e.places(writes & spent)
+        adds = tuple(launch for launch in launches if {view.storage for view in launch.writes} <= added)
+        norms = tuple(launch for launch in launches if launch not in adds)
         if not adds or not norms:
             continue
-        reads, writes = touched(norms, access)
-        e.then(t, e.task(t, own.unit, Kind.U, own.micro_batch + 1, part=own.part, late=own.late, stage=e.stage[t],
-                         reads=reads, writes=writes, launches=norms))
-        (e.reads[t], e.writes[t]), e.launches[t] = touched(adds, access), adds
+        of_norms, of_adds = ({view.storage for launch in own for view in launch.views} for own in (norms, adds))
+        own = unpack(int(graph.keys[t]))
+        new = e.task(t, own.unit, Kind.U, own.micro_batch + 1, part=own.part, late=own.late, stage=e.stage[t],
+                     reads={b for b in reads | writes if e.storage_of[b] in of_norms
+                            and (b in reads or e.storage_of[b] in added)},
+                     writes={b for b in writes if e.storage_of[b] not in added}, launches=norms)
+        e.then(t, new)
+        e.reads[t] = {b for b in reads if e.storage_of[b] in of_adds}
+        e.writes[t] = {b for b in writes if e.storage_of[b] in added}
+        e.launches[t] = adds
     return e.draft if e.follows else draft
 
 
