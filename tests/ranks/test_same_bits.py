@@ -125,6 +125,11 @@ def test_ranks_leave_the_bits_of_one_process(settings: dict[str, Any]) -> None:
     check(settings)
 
 
+def test_ranks_sum_a_gradient_of_several_uses_once_if_it_is_clipped() -> None:
+    """Its uses are added in place, so two buffers of the task share a storage."""
+    check(of("zb_v", replicas=2, network="everywhere", clip=ALWAYS))
+
+
 def test_what_is_asked_for_changes_bits() -> None:
     """So that the test above would tell a clip, a loss scale or an order of sums that is not there."""
     plain = alone({"loss": True})

@@ -501,8 +501,8 @@ def test_steps_do_not_take_memory(what):
         for _ in range(steps):
             call()
 
-    with running(what) as call, deadline():
-        assert bytes_allocated(runs) < 8 * steps, "a word a step"
+    with running(what) as call, deadline():  # other threads of the process may allocate once, not each time
+        assert min(bytes_allocated(runs) for _ in range(3)) < 8 * steps, "a word a step"
 
 
 @pytest.mark.campaign
