@@ -482,11 +482,11 @@ whole step, with buffers donated to it), with the same weights and losses; minid
 lane and two lanes with chosen widths. On one core all are pinned, and the processor's time counts. Seconds until the
 first step: record, plan and bind, or a compiler that starts with an empty cache beside another one.
 
-Rows come twice, for an Intel with AMX and an AMD Zen 4. On the AMD OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s on
-the products of these networks, tiles of minidl 97 to 115. On the Intel it is 98 to 155 and 143 to 178 of 210 to 225; that
-core's clock changes by a tenth within a minute. So minidl cannot be far ahead on a network that computes little else.
-On the AMD the MLP with 2,048 units has the slowest products, since the rows of its weights are a multiple of 4 KB apart.
-On the Intel the seconds until the first step include kernels that no network before had compiled.""",
+Rows come twice, for an Intel with AMX and an AMD Zen 4. On the AMD OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s
+on the products of these networks, tiles of minidl 97 to 115. On the Intel it is 98 to 155 and 143 to 178 of 210 to
+225; that core's clock changes by a tenth within a minute. So minidl cannot be far ahead on a network that computes
+little else. On the AMD the MLP with 2,048 units has the slowest products, since the rows of its weights are a multiple
+of 4 KB apart. On the Intel the seconds until the first step include kernels that no network before had compiled.""",
             {"strongest": strongest, "strongest_zen4": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
