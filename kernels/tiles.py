@@ -1,7 +1,7 @@
 """Products of matrices in float32 on processors with AVX-512: tiles of 14 x 32 sums stay in registers, while the
-columns of b that they need lie packed beside each other, in the cache. Rows of a are read where they lie, but packed
-too if all would have the same few places in the cache. Where packing b would take longest, the transpose of b.T a.T is
-computed.
+columns of b that they need lie packed beside each other, in the cache. Rows of a are read where they lie, or are
+packed like them; or the transpose of b.T a.T is computed, if it takes long to pack b. Each processor has its rule which
+of these ways a product takes.
 
 Each element is a sum over blocks of at most DEEP products, and each block a chain of products that are rounded once, in
 order: its bits depend on its row, its column and their length alone, so parts are bit-identical to the whole.

@@ -99,8 +99,7 @@ def rules(problem: Problem, cap: int) -> Iterator[Rule]:
         for top in (cap, cap - 1, *range(cap - 2, 0, -1)))]
     # of O, F of chunk 1, F of chunk 0
     rankings = sorted(permutations((0, 1, 2)), key=lambda r: (r[2] < r[1], r[2] < 2, r))
-    near = limits[:4]
-    for some, patience in ((near, (0.0,)), (limits, (0.0,)), (limits, (0.5, 1, 2, 4, 1e9))):
+    for some, patience in ((limits[:4], (0.0,)), (limits, (0.0,)), (limits, (0.5, 1, 2, 4, 1e9))):
         for wait, limit, ranking, pace in product(patience, some, rankings, (0.0, 1.0, 1.25)):
             output, second, first = ranking
             yield Rule(tuple(n for each in limit for n in (each, problem.micro_batches)),

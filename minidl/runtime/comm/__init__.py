@@ -328,6 +328,7 @@ class Communicator:
 
 
 def in_turn(moves: Sequence[Transfer]) -> Iterator[None]:
+    """A transfer that makes these, each when the one before has ended."""
     for move in moves:
         yield from move()
 
