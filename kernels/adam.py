@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Grid
+from .hints import flushing, restored
 from .registry import Thunk, kernel, like, loop
 from .update import Rule, define
 
@@ -70,6 +71,7 @@ def _adam_loop(p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, **constants
 
 
 def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow):  # type: ignore[no-untyped-def]
+    before = flushing()
     one = p.dtype.type(1)
     rate = lr[0]
     size = rate / p.dtype.type(1.0 - powers[1])
@@ -82,6 +84,7 @@ def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow)
         m[i] = a
         v[i] = b
         p[i] = p[i] * keep - size * a / (np.sqrt(b) / root + eps)
+    restored(before)
 
 
 define(Rule("adam", shared=2, flops=12.0, states=lambda **constants: 2, formula=_adam_formula, loop=_adam_loop,

@@ -9,8 +9,9 @@ import numpy as np
 
 from .cuda import c_type, each_row
 from .dropout import dropped
+from .hints import wide
 from .linear import dense, dense_work, gemm, product
-from .registry import KERNELS, Thunk, flat, kernel, loop, regrouped, wide
+from .registry import KERNELS, Thunk, flat, kernel, loop, regrouped
 from .scores import groups, softmax_scores, taken
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from .cuda import Attention, sum_type
 from .dropout import dropped
 from .exponential import exp
+from .hints import wide
 from .linear import gemm, gemm_add
-from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc, wide
+from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc
 from .scores import SCORES, groups, hide, softmax_scores, taken
 
 BLOCK = 64  #: queries; twice as many of long sequences, whose products are faster then

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from .cuda import c_type, dense
-from .registry import flat, inlined, kernel, loop, wide
+from .hints import wide
+from .registry import flat, inlined, kernel, loop
 
 ROOT, FAR = math.sqrt(0.5), 40.0
 

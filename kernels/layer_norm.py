@@ -9,7 +9,8 @@ import numpy as np
 
 from .columns import sums, sums_work, whole
 from .cuda import Grid, c_type, each_row, sum_type
-from .registry import kernel, loop, regrouped, wide
+from .hints import wide
+from .registry import kernel, loop, regrouped
 
 
 def _rows_flops(reads: Any, writes: Any) -> float:

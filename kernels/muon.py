@@ -8,6 +8,7 @@ import numpy as np
 
 from .cuda import FLAG, Call, Copy, c_type, pointer
 from .gradients import square_sum_work
+from .hints import flushing, restored
 from .linear import gemm, product
 from .registry import KERNELS, flat, kernel, like, loop
 from .update import moved, over_tensors, unless
@@ -69,9 +70,11 @@ def _(p: Any, g: Any, m: Any, lr: Any, *rest: Any, momentum: float, nesterov: bo
 
 
 def _start(m, g, x, keep, rest, nesterov):  # type: ignore[no-untyped-def]
+    before = flushing()
     for i in range(m.size):
         m[i] += rest * (g[i] - m[i])
         x[i] = g[i] + keep * (m[i] - g[i]) if nesterov else m[i]
+    restored(before)
 
 
 def _unit(x, total, eps):  # type: ignore[no-untyped-def]

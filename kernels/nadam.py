@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Grid
+from .hints import flushing, restored
 from .registry import Thunk, kernel, like, loop
 from .update import Rule, define
 
@@ -66,6 +67,7 @@ def _nadam_loop(p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, **constant
 
 
 def _nadam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     now = rate * p.dtype.type((1.0 - powers[3]) / (1.0 - powers[1]))
     ahead = rate * p.dtype.type(powers[4] / (1.0 - powers[1] * powers[4]))
@@ -77,6 +79,7 @@ def _nadam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink):  # 
         m[i] = a
         v[i] = b
         p[i] = p[i] * keep - (now * g[i] + ahead * a) / (np.sqrt(b) / root + eps)
+    restored(before)
 
 
 define(Rule("nadam", shared=2, flops=15.0, states=lambda **constants: 2, formula=_nadam_formula, loop=_nadam_loop,

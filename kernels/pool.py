@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from .cuda import c_type, each
-from .registry import apart, flat, inlined, kernel, loop
+from .hints import apart
+from .registry import flat, inlined, kernel, loop
 from .window import window as window_of
 
 Pair = tuple[int, int]

@@ -15,8 +15,9 @@ import numpy as np
 
 from .cuda import Call, Grid, Zeros, c_type
 from .cuda import steps as strides
+from .hints import apart, wide
 from .linear import again_work, dense, dense_copies, dense_work, gemm_again, product
-from .registry import apart, inlined, kernel, loop, ufunc, wide
+from .registry import inlined, kernel, loop, ufunc
 
 
 def steps(length: int, reverse: bool) -> list[tuple[int, int, int]]:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Call
+from .hints import know_hints
 from .kept import follow
 
 Thunk = Callable[[], Any]
@@ -140,7 +141,7 @@ def jitted(function: Callable[..., Any]) -> Any:
     from numba import float64
     from numba.extending import overload
 
-    _know_hints()
+    know_hints()
     while _inlined:
         one, double, options = _inlined.pop()
         overload(one, strict=False, jit_options=options)(
@@ -171,44 +172,6 @@ def inlined(function: Callable[..., Any], double: Callable[..., Any] | None = No
     a sum may be rounded once together; `{"reassoc"}`, as `regrouped`; `forceinline`, however long it is."""
     _inlined.append((function, double or function, options))
     return function
-
-
-def wide() -> None:
-    """At the start of a loop of arithmetic: it has vectors of 512 bits on a processor that is known to gain from them.
-
-    LLVM prefers 256 on Intel's processors with AVX-512, since the first of them lowered their clock for 512. Those with
-    half precision (Sapphire Rapids, 2023, and later) hardly do: GELU and the gradients of norms and scores gain 1.1 to
-    1.3x there. Loops that wait for memory, square roots or divisions lose a tenth, and short rows gain nothing."""
-
-
-def apart() -> None:
-    """At the start of a loop: none of its arrays in float32 or float64 shares memory with another. The compiler makes
-    only a few checks of that; without them it also vectorises loops over many arrays."""
-
-
-@cache
-def _know_hints() -> None:
-    """Makes `wide` and `apart` known to numba, which keeps compiled loops by the processor's features."""
-    from numba import types
-    from numba.core.registry import cpu_target
-    from numba.extending import lower_builtin, type_callable
-
-    gains = "+avx512fp16" in cpu_target.target_context.codegen().magic_tuple()[2]
-
-    def widen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if gains:
-            set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite itself knows no such pairs
-        return context.get_dummy_value()
-
-    def separate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        for argument in builder.function.args:
-            if str(argument.type) in ("float*", "double*"):
-                argument.add_attribute("noalias")
-        return context.get_dummy_value()
-
-    for hint, lower in ((wide, widen), (apart, separate)):
-        type_callable(hint)(lambda context: lambda: types.none)
-        lower_builtin(hint)(lower)
 
 
 def loop(function: Callable[..., Any], *arguments: Any) -> Thunk:

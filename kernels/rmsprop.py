@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .hints import flushing, restored
 from .registry import Thunk, like, loop
 from .update import Rule, define
 
@@ -44,15 +45,18 @@ def _rmsprop_loop(p: Any, g: Any, v: Any, *rest: Any, momentum: float = 0.0, cen
 
 
 def _rmsprop(p, g, v, lr, alpha, rest, eps, keep, decay):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     for i in range(p.size):
         d = g[i] + decay * p[i]
         s = alpha * v[i] + rest * d * d
         v[i] = s
         p[i] -= rate * (d / (np.sqrt(s) + eps))
+    restored(before)
 
 
 def _rmsprop_momentum(p, g, v, u, lr, alpha, rest, eps, keep, decay):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     for i in range(p.size):
         d = g[i] + decay * p[i]
@@ -61,9 +65,11 @@ def _rmsprop_momentum(p, g, v, u, lr, alpha, rest, eps, keep, decay):  # type: i
         v[i] = s
         u[i] = b
         p[i] -= rate * b
+    restored(before)
 
 
 def _rmsprop_centered(p, g, v, a, lr, alpha, rest, eps, keep, decay):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     for i in range(p.size):
         d = g[i] + decay * p[i]
@@ -72,9 +78,11 @@ def _rmsprop_centered(p, g, v, a, lr, alpha, rest, eps, keep, decay):  # type: i
         v[i] = s
         a[i] = m
         p[i] -= rate * (d / (np.sqrt(s - m * m) + eps))
+    restored(before)
 
 
 def _rmsprop_centered_momentum(p, g, v, a, u, lr, alpha, rest, eps, keep, decay):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     for i in range(p.size):
         d = g[i] + decay * p[i]
@@ -85,6 +93,7 @@ def _rmsprop_centered_momentum(p, g, v, a, u, lr, alpha, rest, eps, keep, decay)
         a[i] = m
         u[i] = b
         p[i] -= rate * b
+    restored(before)
 
 
 define(Rule("rmsprop", shared=1, flops=8.0, formula=_rmsprop_formula, loop=_rmsprop_loop, numbers=_rmsprop_numbers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .hints import flushing, restored
 from .registry import Thunk, like, loop
 from .update import Rule, define
 
@@ -39,26 +40,32 @@ def _sgd_order(arrays: Any, momentum: float = 0.0, **constants: Any) -> list[Any
 
 
 def _sgd(p, g, lr, decay):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     for i in range(p.size):
         p[i] -= rate * (g[i] + decay * p[i])
+    restored(before)
 
 
 def _sgd_momentum(p, g, lr, v, momentum, decay):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     for i in range(p.size):
         u = momentum * v[i] + (g[i] + decay * p[i])
         v[i] = u
         p[i] -= rate * u
+    restored(before)
 
 
 def _sgd_nesterov(p, g, lr, v, momentum, decay):  # type: ignore[no-untyped-def]
+    before = flushing()
     rate = lr[0]
     for i in range(p.size):
         d = g[i] + decay * p[i]
         u = momentum * v[i] + d
         v[i] = u
         p[i] -= rate * (d + momentum * u)
+    restored(before)
 
 
 define(Rule("sgd", shared=1, flops=4.0, states=lambda momentum=0.0, **constants: int(momentum != 0),

@@ -12,7 +12,8 @@ from numba.core.registry import cpu_target
 
 import minidl as ml
 from minidl.kernels import KERNELS, Kernel, KernelError, kernel
-from minidl.kernels.registry import jitted, wide
+from minidl.kernels.hints import X86, wide
+from minidl.kernels.registry import jitted
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -24,6 +25,24 @@ def test_updates_may_be_in_place(example, dtype):
         for y, e in zip(on_cpu(example.kernel, reads, writes, **example.constants), expected, strict=True):
             np.testing.assert_allclose(y, e, rtol=3e-6 if dtype == "float32" else 1e-13,
                                        atol=1e-7 if dtype == "float32" else 0)
+
+
+@pytest.mark.skipif(not X86, reason="subnormal numbers are slow on x86 alone, and become 0 there alone")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("example", [e for e in examples(5, 7) if len(e.writes) > 1 and e.kernel in (
+    "sgd", "adam", "nadam", "rmsprop", "muon")], ids=str)
+def test_momenta_without_gradients_become_0(example, dtype):
+    """And not subnormal, which takes long; whoever calls the update still has such numbers."""
+    tiny = np.finfo(dtype).smallest_subnormal
+    before = 4 * tiny if example.kernel == "muon" else 1.01 * np.finfo(dtype).tiny  # Muon takes a tenth off, 0 here
+    for reads, (p, *states) in in_place(example, dtype):
+        p[...] = reads[1][...] = 0
+        for i, state in enumerate(states):
+            state[...] = 4 * tiny if i % 2 else before
+        for thunk in bound(example.kernel, reads, [p, *states], **example.constants):
+            thunk()
+            assert (2 * tiny * np.ones(64, dtype)).all()
+        assert not any(array.any() for array in (p, *states))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

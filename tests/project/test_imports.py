@@ -51,7 +51,7 @@ PURE = ("core", "system", "pricing", "passes", "plans", "schedulers", "views")
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {
     "numba": ("core.columns", "kernels", "schedulers", "cli", "data", "devices.device", "devices.native"),
-    "llvmlite": ("kernels.vectors", "kernels.tile_code", "devices.native"),
+    "llvmlite": ("kernels.hints", "kernels.vectors", "kernels.tile_code", "devices.native"),
     "mpi4py": ("runtime.comm", "cli"),
     "ml_dtypes": ("autograd.op",),
     "torch": ("measuring.torch_stages",),
