@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -159,8 +160,9 @@ def run_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
     errors: list[tuple[int, BaseException]] = []
 
     def run(communicator: LoopBack) -> None:
-        ctypes.CDLL(None).unshare(CLONE_FS)  # if the system refuses, ranks share one folder
         try:
+            if sys.platform == "linux":  # elsewhere, and if the system refuses, ranks share one folder
+                ctypes.CDLL(None).unshare(CLONE_FS)
             results[communicator.rank] = work(communicator)
         except BaseException as error:
             communicator.fail(error)

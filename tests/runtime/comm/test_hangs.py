@@ -29,7 +29,7 @@ from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import RECEIVES, SENDS, Kind
 from minidl.passes.messages import check_rendezvous
 from minidl.plans.program import lower
-from minidl.runtime.comm import Host, RankError, Standstill, Wait
+from minidl.runtime.comm import Host, RankError, Standstill, Wait, loopback
 from minidl.runtime.comm.flight import Abandoned, Entry, Flight
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor
@@ -395,3 +395,15 @@ def test_ranks_of_mpi_that_wait_for_each_other_end_with_one_line():
     assert re.fullmatch(r"minidl: the ranks wait for each other: rank (0 waits for rank 1 \(0RF7\); rank 1 "
                         r"waits for rank 0 \(1RF7\)"
                         r"|1 waits for rank 0 \(1RF7\); rank 0 waits for rank 1 \(0RF7\))\n", done.stderr)
+
+
+def test_ranks_need_no_working_folders_of_their_own(monkeypatch):
+    """Only Linux has a call for them; if it fails, all ranks hear of it."""
+    def refused(name):
+        raise OSError("no such library")
+
+    monkeypatch.setattr(loopback.ctypes, "CDLL", refused)
+    with pytest.raises(OSError, match="no such library"):
+        run_ranks(3, lambda comm: comm.gather(comm.rank))
+    monkeypatch.setattr(loopback.sys, "platform", "darwin")
+    assert run_ranks(3, lambda comm: comm.gather(comm.rank)) == [[0, 1, 2]] * 3
