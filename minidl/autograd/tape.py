@@ -65,7 +65,8 @@ class Storage:
 
     def allocate(self, device: Any, values: Initial | Elsewhere | Returned | None = None) -> None:
         """Gives the storage memory, filled with these values; without them, not filled."""
-        memory = device.allocate(max(self.bytes, 1))
+        lasts = self.role == Role.PARAMETER or isinstance(values, Initial)  # states of optimizers have initial values
+        memory = (device.lasting if lasts else device.allocate)(max(self.bytes, 1))
         if values is not None and self.bytes:
             device.write(device.array(memory, View.of(self)), np.asarray(values))
         # last: other threads, or a second try after an error, must not find memory without its values

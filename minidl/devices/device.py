@@ -20,7 +20,7 @@ from ..core.graph import Cuts, Launch, View
 from ..core.tasks import strided
 from ..kernels import KERNELS, Kernel, Thunk, Work, linear
 from ..system import process
-from . import DeviceError, far
+from . import DeviceError, far, pages
 from .lanes import Threads
 from .lanes import Work as Tasks
 from .native import no_native_lanes
@@ -28,6 +28,7 @@ from .ring import Ring
 
 LANES = ("native", "python")
 ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
+_LASTING = pages.Shared(ALIGNMENT)  # of the whole process, as its memory
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,16 @@ class CPU:
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes]
 
+    def arena(self, nbytes: int) -> Any:
+        """Uninitialised bytes, aligned, for all that a run computes; in large pages."""
+        found = pages.own(nbytes)
+        return self.allocate(nbytes) if found is None else found
+
+    def lasting(self, nbytes: int) -> Any:
+        """Uninitialised bytes, aligned, for a parameter or a state; in large pages, beside others."""
+        found = _LASTING.piece(nbytes)
+        return self.allocate(nbytes) if found is None else found
+
     def set_far_file(self, path: str | None) -> None:
         """Sets the file of far memory, for all executors made from now on. Raises OSError if it cannot be written."""
         if path is not None:
@@ -166,7 +177,7 @@ class CPU:
 
     def duplicate(self, memory: Any) -> Any:
         """New memory with the same bytes."""
-        copy = self.allocate(len(memory))
+        copy = self.lasting(len(memory))
         copy[...] = memory
         return copy
 

@@ -76,7 +76,7 @@ class Rolled:
 
     def _array(self, shape: Any, dtype: Any, value: Any = None) -> Any:
         shape, dtype = tuple(shape), np.dtype(dtype)
-        memory = self.device.allocate(max(1, math.prod(shape) * dtype.itemsize))
+        memory = self.device.lasting(max(1, math.prod(shape) * dtype.itemsize))
         self._kept.append(memory)
         steps = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         array = self.device.array(memory, View(0, shape, steps, 0, str(dtype)))

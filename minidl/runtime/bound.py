@@ -68,11 +68,11 @@ class Bound:
         self.device = device or tapes.current().device
         self._live = {i: s.live for i, s in enumerate(graph.storages) if s.live is not None}
         if plan is not None:
-            self.arena = arena if arena is not None else self.device.allocate(max(plan.arena_bytes, 1))
+            self.arena = arena if arena is not None else self.device.arena(max(plan.arena_bytes, 1))
         else:
             own = [0 if i in self._live else int(rounded(np.array([s.bytes]))[0]) for i, s in enumerate(graph.storages)]
             self._own = offsets(own)
-            self.arena = self.device.allocate(max(int(self._own[-1]), 1))
+            self.arena = self.device.arena(max(int(self._own[-1]), 1))
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
         self.persistent = list(self._bound_to.values())  #: the memory of parameters and states
         self._private, self._seen = private, -1

@@ -100,7 +100,7 @@ class Runtime:
         self._fills = [self._fill(spec) for spec in self._storages if spec.filled is not None]
         self._communication = (Communication(self.device, transport, program, trace=trace, credit=credit)
                                if transport is not None else None)
-        arena = self.device.allocate(max(1, *(part.memory.arena_bytes for part in program.parts)))  # parts take turns
+        arena = self.device.arena(max(1, *(part.memory.arena_bytes for part in program.parts)))  # parts take turns
         every = {id(part): part for part in (*program.body, *program.prologue, *program.epilogue)}
         made = {key: _Ready(self, part, arena, captured and not self.debug) for key, part in every.items()}
         self._parts = [*made.values()]
@@ -148,7 +148,7 @@ class Runtime:
         far = spec.role == Role.FAR and spec.share_of is not None
         if not far and (spec.role not in (Role.STATE, Role.PARAMETER) or spec.live is not None):
             return spec
-        memory = spec.live.data if far else self.device.allocate(max(spec.bytes, 1))
+        memory = spec.live.data if far else self.device.lasting(max(spec.bytes, 1))
         if spec.bytes and not far:
             self.device.write(self._array(spec, memory), 0)
         if spec.share_of is not None:

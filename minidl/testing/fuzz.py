@@ -270,6 +270,8 @@ class Shuffled(CPU):
         memory[...] = self.choices.choice([0x00, 0x3F, 0x7F, 0xFF])
         return memory
 
+    arena = lasting = allocate
+
     def lanes(self, work: Work, trace: bool = False, stamped: bool = False) -> Any:
         return _RandomLanes(work, self.choices)
 

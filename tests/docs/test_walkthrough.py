@@ -17,7 +17,7 @@ import minidl as ml
 from minidl import data, device, models, nn, optim, schedulers
 
 MOST = 20  #: files whose functions run in a step
-IN_ALL = 33  #: from the eager call over record, schedule and executor to the step, with Python's lanes
+IN_ALL = 34  #: from the eager call over record, schedule and executor to the step, with Python's lanes
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "walkthrough.md").read_text()
 #: of each road, the files with the text about each

@@ -44,7 +44,8 @@ def test_one_device_allocates_its_planned_peak(job: dict[str, Any], scheduler: s
     run = runtime(plan.program(), device=recorded.device)
     assert allocated(run) == plan.peak_bytes[0]
     asked: list[int] = []
-    monkeypatch.setattr(CPU, "allocate", lambda self, nbytes: asked.append(nbytes))
+    for name in ("allocate", "arena", "lasting"):
+        monkeypatch.setattr(CPU, name, lambda self, nbytes: asked.append(nbytes))
     step(run, recorded)
     assert not asked
     run.close()

@@ -99,6 +99,8 @@ class Cuda:
         self.zero(memory)
         return memory
 
+    arena = lasting = allocate
+
     def zero(self, memory: Any) -> None:
         """Sets all bytes to 0."""
         self.once([self.driver.zeros(memory, self.main)])
