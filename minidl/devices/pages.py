@@ -10,32 +10,40 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
 LARGE = 1 << 21  #: bytes of a large page
-CHUNK = 8 * LARGE  #: bytes that pieces share
+CHUNK = 2 * LARGE  #: bytes that pieces share
 KNOWN = hasattr(mmap, "MADV_HUGEPAGE")  #: whether the system knows large pages
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
-    """Room for so many bytes from a multiple of LARGE on. A page of it exists once it is written."""
-    memory = mmap.mmap(-1, nbytes + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    """Room for so many bytes from the first multiple of LARGE on. A page of it exists once it is written."""
+    try:
+        memory = mmap.mmap(-1, nbytes + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.resize(_begin(memory) + nbytes)  # or the rest would become a part of the last large page
+    except OSError:
+        raise MemoryError(f"the system has no {nbytes} bytes") from None
+    with suppress(OSError):  # the kernel may be built without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
+def _begin(memory: mmap.mmap) -> int:
+    return -np.frombuffer(memory, np.uint8).ctypes.data % LARGE
+
+
 def _bytes(memory: mmap.mmap, begin: int, nbytes: int) -> Any:
-    raw = np.frombuffer(memory, np.uint8)
-    begin += -raw.ctypes.data % LARGE
-    return raw[begin : begin + nbytes]
+    return np.frombuffer(memory, np.uint8, nbytes, _begin(memory) + begin)
 
 
 def own(nbytes: int) -> Any:
-    """Uninitialised bytes in large pages of their own; None if they do not fill half of one, or there are none."""
-    return _bytes(_mapped(-(-nbytes // LARGE) * LARGE), 0, nbytes) if KNOWN and 2 * nbytes >= LARGE else None
+    """Uninitialised bytes from the begin of a large page on; None if they do not fill half of one, or there are none."""
+    return _bytes(_mapped(nbytes), 0, nbytes) if KNOWN and 2 * nbytes >= LARGE else None
 
 
 class Shared:

@@ -46,7 +46,7 @@ def test_pieces_of_many_threads_do_not_overlap() -> None:
 def test_a_chunk_is_given_back_with_its_last_piece() -> None:
     shared = pages.Shared(256)
     first, second = shared.piece(100), shared.piece(pages.LARGE)
-    chunk = ref(first.base.base.obj if isinstance(first.base, np.ndarray) else first.base.obj)
+    chunk = ref(first.base.obj)
     assert begins(second) == begins(first) + 256
     second[:] = 1
     kept = second[5:10]
@@ -79,6 +79,18 @@ def test_parameters_and_states_lie_beside_each_other_and_batches_apart(monkeypat
     assert sorted(asked) == [16, 16, 96, 96]  # weight and bias, and a momentum of each
     step(x)
     assert len(asked) == 4
+
+
+@large
+def test_a_system_without_room_says_so_and_one_without_large_pages_has_small_ones(monkeypatch: pytest.MonkeyPatch
+                                                                                  ) -> None:
+    for nbytes in (1 << 52, 1 << 60):
+        with pytest.raises(MemoryError, match=str(nbytes)):
+            CPU().arena(nbytes)
+    monkeypatch.setattr(pages.mmap, "MADV_HUGEPAGE", -1)  # advice that no kernel knows
+    arena = CPU().arena(pages.LARGE)
+    arena[...] = 1
+    assert arena.sum() == pages.LARGE
 
 
 def test_without_large_pages_memory_comes_from_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
