@@ -42,7 +42,7 @@ def _bytes(memory: mmap.mmap, begin: int, nbytes: int) -> Any:
 
 
 def own(nbytes: int) -> Any:
-    """Uninitialised bytes from the begin of a large page on; None if they do not fill half of one, or there are none."""
+    """Uninitialised bytes from the begin of a large page on; None if they fill less than half, or there is none."""
     return _bytes(_mapped(nbytes), 0, nbytes) if KNOWN and 2 * nbytes >= LARGE else None
 
 
