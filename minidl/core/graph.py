@@ -7,7 +7,6 @@ writes edges by hand: `derive_edges` derives them from what tasks read and write
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -52,7 +51,6 @@ class Role(StrEnum):
 
 ROLES = tuple(Role)
 LISTED = 40  #: the most tasks of a graph in a notebook
-SMALL = 10_000  #: up to so many tasks, a search among sorted keys is faster than a table
 
 
 # --------------------------------------------------------------------------------------------------------------- views
@@ -310,31 +308,10 @@ class TaskGraph(Columns):
             raise GraphError(f"task {task_name(keys[twice[0]])} appears twice in the graph")
         return keys, order
 
-    @column
-    def _dense(self) -> tuple[tuple[int, ...], Ints] | None:
-        """(extents of `_columns`, task id or -1 for each combination); None if that would waste space, or if they do
-        not distinguish all tasks."""
-        columns = _columns(self.keys)
-        extents = tuple(int(column.max(initial=0)) + 1 for column in columns)
-        if math.prod(extents) > 8 * len(self):
-            return None
-        table = np.full(math.prod(extents), -1, np.int32)
-        at = np.ravel_multi_index(columns, extents)
-        table[at] = np.arange(len(self), dtype=np.int32)
-        return (extents, table) if (table[at] == np.arange(len(self))).all() else None
-
     def find(self, keys: Ints) -> Ints:
         """The task id of each key, -1 if the graph has no such task."""
         if not len(self):
             return np.full(len(keys), -1, np.int64)
-        if len(self) > SMALL and self._dense is not None:
-            extents, table = self._dense
-            columns = _columns(keys)
-            known = np.ones(len(keys), bool)
-            for column, extent in zip(columns, extents, strict=True):
-                known &= column < extent
-            found = table[np.ravel_multi_index(tuple(np.where(known, column, 0) for column in columns), extents)]
-            return np.where(known & (found >= 0) & (self.keys[found] == keys), found, -1)
         sorted_keys, order = self._sorted_keys
         at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
         return np.where(sorted_keys[at] == keys, order[at], -1)
@@ -538,12 +515,6 @@ class TaskGraph(Columns):
 
 def _longer(column: Ints, more: Any) -> Ints:
     return np.append(column, np.asarray(more, column.dtype))
-
-
-def _columns(keys: Ints) -> tuple[Ints, ...]:
-    """The fields that usually distinguish tasks: late and iteration, micro-batch, unit, kind."""
-    own = unpack(keys)
-    return 2 * own.iteration + own.late, own.micro_batch, own.unit, own.kind
 
 
 class GraphBuilder:

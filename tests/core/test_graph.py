@@ -8,7 +8,6 @@ from helpers import closure, edge_pairs, planned, planned_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.core import graph as graphs
 from minidl.core.columns import LONG, Rows, _compiled, run_loop
 from minidl.core.graph import GraphBuilder, Role, StorageSpec, TaskGraph, derive_edges
 from minidl.core.schedule import Lane, Schedule
@@ -181,15 +180,12 @@ def test_views_tell_what_their_rows_hold():
     assert [r for r in Role if r.persistent] == [Role.PARAMETER, Role.STATE, Role.SCALAR, Role.FAR]
 
 
-@pytest.mark.parametrize("small", [0, graphs.SMALL])
-def test_tasks_are_found_in_a_table_or_among_sorted_keys(small, monkeypatch):
-    monkeypatch.setattr(graphs, "SMALL", small)
+def test_tasks_are_found_by_their_keys():
     known = ["0W0", "1W1", "0F1", "1F0", "0W1", "1W0", "0F0", "1F1"]
     absent = ["0O0", "2F0", "0F2", "0B0", "0F0@1", "0F0/1", "0F0#1"]
     graph = planned(*((name, "", "") for name in known))
     found = graph.find(np.array([parse_task(name) for name in [*known[::-1], *absent]]))
     assert found.tolist() == [*range(7, -1, -1), *[-1] * len(absent)]
-    assert (vars(graph).get("_dense") is not None) == (small == 0)
 
 
 def test_an_unknown_task_is_told_with_the_nearest():
