@@ -181,30 +181,6 @@ class _Round:
     drawn: int = 0
 
 
-class _Open:
-    """The context of one task."""
-
-    __slots__ = ("before", "calls", "kind", "micro_batch", "tape", "unit")
-
-    def __init__(self, tape: Tape, unit: int, kind: Kind, micro_batch: int) -> None:
-        self.tape, self.unit, self.kind, self.micro_batch = tape, unit, kind, micro_batch
-
-    def __enter__(self) -> None:
-        place = self.tape.place
-        assert place.calls is None, "a task within a task"
-        self.before, place.micro_batch = place.micro_batch, self.micro_batch
-        self.calls = place.calls = []
-
-    def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
-        place = self.tape.place
-        place.calls = None
-        try:
-            if self.calls and failed is None:
-                self.tape.emit(self.unit, self.kind, self.calls)
-        finally:
-            place.micro_batch = self.before
-
-
 class Tape:
     """The eager tape: a task runs when it is emitted."""
 
@@ -309,10 +285,21 @@ class Tape:
         storage.allocate(self.device)
         return storage
 
-    def task(self, unit: int, kind: Kind, micro_batch: int | None = None) -> _Open:
+    @contextmanager
+    def task(self, unit: int, kind: Kind, micro_batch: int | None = None) -> Iterator[None]:
         """A context that makes one task of all kernel calls inside; without a call, no task. `micro_batch`: another one
         than this place's, since the backward pass of slices goes back through several."""
-        return _Open(self, unit, kind, self.place.micro_batch if micro_batch is None else micro_batch)
+        place = self.place
+        assert place.calls is None, "a task within a task"
+        before, place.calls = place.micro_batch, []
+        place.micro_batch = before if micro_batch is None else micro_batch
+        try:
+            yield
+            calls, place.calls = place.calls, None
+            if calls:
+                self.emit(unit, kind, calls)
+        finally:
+            place.micro_batch, place.calls = before, None
 
     def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> Tensor:
         """One kernel call of the task that is open. Returns the first tensor that it writes."""
@@ -326,14 +313,11 @@ class Tape:
         for call in calls:
             work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
                     for shape, dtype in self._work(call)]
-            tensors = [*call.reads, *call.writes]
-            numbers = {id(s): i for i, s in enumerate({id(t.storage): t.storage for t in tensors}.values())}
-            held = [t.storage for t in tensors]
-            memory = {numbers[id(s)]: s.data for s in held}
-            memory |= {-1 - i: s.data for i, s in enumerate(work)}
-            launch = Launch(call.kernel, tuple(t.view_of(numbers[id(t.storage)]) for t in call.reads),
-                            tuple(t.view_of(numbers[id(t.storage)]) for t in call.writes),
-                            tuple(View.of(s, -1 - i) for i, s in enumerate(work)), tuple(call.constants.items()))
+            storages = [*dict.fromkeys(t.storage for t in (*call.reads, *call.writes)), *work]
+            number, memory = {s: i for i, s in enumerate(storages)}, [s.data for s in storages]
+            launch = Launch(call.kernel, tuple(t.view_of(number[t.storage]) for t in call.reads),
+                            tuple(t.view_of(number[t.storage]) for t in call.writes),
+                            tuple(View.of(s, number[s]) for s in work), tuple(call.constants.items()))
             with np.errstate(all="ignore"):
                 for thunk in self.device.bind(launch, lambda v, memory=memory: self.device.array(memory[v.storage], v)):
                     thunk()
