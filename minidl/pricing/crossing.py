@@ -53,12 +53,12 @@ class Crossing:
         """The time that each task takes longer, where tasks have these lanes, ranks, and places in their lanes."""
         near = np.flatnonzero((lane[self.payer] != lane[self.other]) & (rank[self.payer] == rank[self.other]))
         reads, writes = np.split(near, [np.searchsorted(near, self.reads)])
-        order = reads[np.lexsort((place[self.payer[reads]], lane[self.payer[reads]], self.other[reads],
-                                  self.buffer[reads]))]
+        reads = reads[np.argsort(place[self.payer[reads]], kind="stable")]
         writes = writes[np.argsort(-self.time[writes], kind="stable")]
-        paid = np.concatenate([order[_first(lane[self.payer[order]], self.other[order], self.buffer[order])],
-                               writes[np.unique(self.payer[writes] + len(lane) * self.buffer[writes],
-                                                return_index=True)[1]]])
+        value = self.buffer[reads] * len(lane) + self.other[reads]
+        first = np.unique(value * (int(lane.max(initial=0)) + 1) + lane[self.payer[reads]], return_index=True)[1]
+        most = np.unique(self.payer[writes] + len(lane) * self.buffer[writes], return_index=True)[1]
+        paid = np.concatenate([reads[first], writes[most]])
         return spread(self.payer[paid], self.time[paid], len(lane), by=np.add)
 
 
@@ -69,10 +69,3 @@ def _near(written: Ints, access: Ints, n: int, side: Literal["left", "right"]) -
     place = np.searchsorted(written, access, side) - first - (side == "left")
     found: Ints = np.append(written, -1)[first + place % np.maximum(last - first, 1)]
     return np.where(last > first, found, -1)
-
-
-def _first(*columns: Ints) -> Ints:
-    """Mask of the rows that differ from the row before."""
-    first = np.ones(len(columns[0]), bool)
-    first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    return first
