@@ -176,19 +176,15 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function)
 
 
-def is_long(steps: int) -> bool:
-    return steps >= LONG
-
-
 def prepared(steps: int, *arrays: Any) -> tuple[Any, ...]:
     """The arrays in the form in which `run_loop` passes them on. Use it for arrays that several calls share, or that
     nobody reads afterwards."""
-    return arrays if is_long(steps) else tuple(a.tolist() for a in arrays)
+    return arrays if steps >= LONG else tuple(a.tolist() for a in arrays)
 
 
 def filled(steps: int, count: int, value: float) -> Any:
     """`count` times one value, in the form in which `run_loop` passes it on."""
-    return np.full(count, value) if is_long(steps) else [value] * count
+    return np.full(count, value) if steps >= LONG else [value] * count
 
 
 def _plain(argument: Any) -> Any:
@@ -211,7 +207,7 @@ def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple
     if not any(isinstance(a, list) for a in arguments):  # these are prepared for a short run
         _steps[function] += steps
         steps = max(steps, _steps[function] // RUNS)
-    if is_long(steps):
+    if steps >= LONG:
         arguments = tuple(map(_plain, arguments))
         return _compiled(function)(*arguments), SimpleNamespace(**dict(zip(names, arguments, strict=True)))
     lists = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]

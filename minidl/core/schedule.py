@@ -286,7 +286,11 @@ class Schedule(Columns):
         if not done:
             raise self._deadlock(graph, ids, slots, held)
         if waits is not None:
-            self._find_race(graph, waits)
+            bad = np.flatnonzero(~self.clocks(graph, waits).ordered(source, target))
+            if bad.size:
+                p, t = int(source[bad[0]]), int(target[bad[0]])
+                raise self.error(f"race: nothing orders {graph.name(t)} after {graph.name(p)}{_shared(graph, p, t)}; "
+                                 f"add a wait", [int(graph.keys[p]), int(graph.keys[t])])
         return replace(self, slots=slots[ids])
 
     def _held(self, graph: TaskGraph, ids: Ints, waits: Ints | None) -> Rows:
@@ -332,15 +336,6 @@ class Schedule(Columns):
         cycle = list(way.values())[list(way).index(at) :]
         names = [graph.name(t) for t in cycle]
         return self.error(f"deadlock: {' waits for '.join([*names, names[0]])}", [int(graph.keys[t]) for t in cycle])
-
-    def _find_race(self, graph: TaskGraph, waits: Ints) -> None:
-        clocks = self.clocks(graph, waits)
-        source, target = graph.preds.ids, graph.preds.row_of_each()
-        bad = np.flatnonzero(~clocks.ordered(source, target))
-        if bad.size:
-            p, t = int(source[bad[0]]), int(target[bad[0]])
-            raise self.error(f"race: nothing orders {graph.name(t)} after {graph.name(p)}{_shared(graph, p, t)}; "
-                             f"add a wait", [int(graph.keys[p]), int(graph.keys[t])])
 
     def clocks(self, graph: TaskGraph, waits: Ints | None = None) -> Clocks:
         """The vector clocks: the tasks that have surely ended when each task starts, given lane order and `waits`

@@ -251,13 +251,10 @@ class CostModel:
             record = json.loads(read_text(path, "costs"))
             for name in record.get("tasks", {}):
                 _named(name)
-            corun = None if record.get("corun") is None else CoRun(**record["corun"])
-            links = {pair: Link(**link) for pair, link in record.get("links", {}).items()}
-            return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun,
-                          "cross": Cross(**record["cross"]),
-                          "sms": None if record.get("sms") is None else Sms(**record["sms"]),
-                          "far": None if record.get("far") is None else Link(**record["far"]),
-                          "memory": None if record.get("memory") is None else Memory(**record["memory"])})
+            optional = {"corun": CoRun, "sms": Sms, "far": Link, "memory": Memory}
+            given = {name: kind(**record[name]) for name, kind in optional.items() if record.get(name) is not None}
+            return cls(**{**record, **given, "link": Link(**record["link"]), "cross": Cross(**record["cross"]),
+                          "links": {pair: Link(**link) for pair, link in record.get("links", {}).items()}})
         except OSError:
             raise
         except KeyError as error:

@@ -118,7 +118,12 @@ class Explanation:
             why = ("whose results it needs" if last.why == "data" else
                    f"by the order alone: its dependencies ended {last.until - self.may_start:,.1f}{u} before")
             awaited = f"{last.task} until {last.until:,.1f}{u}, {why}"
-        still = [] if not self.exposed else [f"  exposed     {self.exposed:,.1f}{u}   ({self._exposed_in_words})"]
+        still = []
+        if self.exposed:
+            exchange = unpack(parse_task(self.task)).kind == Kind.X
+            why = ("lanes only wait for this exchange" if exchange else
+                   f"its lane only waits for the exchange {self.waits[0].task}")
+            still = [f"  exposed     {self.exposed:,.1f}{u}   ({why})"]
         late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""
         one_of = f", one of {self.parts} parts along {' and '.join(self.along)}" if self.parts > 1 else ""
         lines = [f"{self.label} on lane {self.lane}{one_of}",
@@ -131,12 +136,6 @@ class Explanation:
                  f"  needed by   {', '.join(self.needed_by) or 'no task'}",
                  f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"]
         return "\n".join(lines)
-
-    @property
-    def _exposed_in_words(self) -> str:
-        if unpack(parse_task(self.task)).kind == Kind.X:
-            return "lanes only wait for this exchange"
-        return f"its lane only waits for the exchange {self.waits[0].task}"
 
 
 def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) -> Explanation:
@@ -168,8 +167,7 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
         graph.name(t), graph[t].label, parts, tuple(along), str(schedule.lanes[lane]), float(ready[t]), float(start[t]),
         float(end[t]), float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
         tuple(graph.name(s) for s in graph.succs[t]), None if first else graph.name(ids[entry - 1]),
-        None if last else graph.name(ids[entry + 1]), cost.unit,
-        told, still)
+        None if last else graph.name(ids[entry + 1]), cost.unit, told, still)
 
 
 def false_waits(graph: TaskGraph, schedule: Schedule, cost: CostModel, most: int = 20) -> FalseWaits:
