@@ -13,6 +13,7 @@ from ..autograd import random
 from ..autograd.arguments import Count, Float, Size
 from ..autograd.tensor import Parameter, ShapeError, Tensor
 from ..ops.experts import MoveBias
+from .activations import GELU
 from .module import Linear, Module, Sequential, state
 
 __all__ = ["GroupedLinear", "MoE", "balance_loss"]
@@ -66,7 +67,7 @@ class MoE(Module):
         self.fc1 = GroupedLinear(experts, width, hidden, bias, dtype=dtype)
         self.fc2 = GroupedLinear(experts, hidden, width, bias, dtype=dtype)
         if shared:
-            self.shared = Sequential(Linear(width, shared * hidden, bias, dtype=dtype), _Gelu(),
+            self.shared = Sequential(Linear(width, shared * hidden, bias, dtype=dtype), GELU("tanh"),
                                      Linear(shared * hidden, width, bias, dtype=dtype))
         self.load = state(np.zeros((2, experts), np.int64), "load")
         if bias_rate:
@@ -97,11 +98,6 @@ class MoE(Module):
             p = p / ops.total(p, 1, keepdims=True)
         share = ops.astype(load, p.dtype)
         return ops.total(ops.mean(p, 0) * share) * (self.balance * experts / (tokens * self.top_k))
-
-
-class _Gelu(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.gelu(x, "tanh")
 
 
 def balance_loss(network: Module) -> Tensor | None:

@@ -37,7 +37,8 @@ class Places(Op):
         """The number of the row, row-major over the indexed axes. Each index is looked up in a table of where its rows
         begin, so that executors check its range, as for every embedding."""
         if len(index) == 1:
-            return index[0] if index[0].contiguous else self._spread(index[0], shape)
+            t = index[0]
+            return t if t.contiguous else self.call("copy", [t], [self.out(shape, "int64", "index")])
         flat = None
         for a, t in enumerate(index):
             begins = array(np.arange(self.lengths[a])[:, None] * math.prod(self.lengths[a + 1 :]))
@@ -47,9 +48,6 @@ class Places(Op):
                 self.out(np.broadcast_shapes(flat.shape, t.shape), "int64", "index")])
         assert flat is not None
         return flat
-
-    def _spread(self, flat: Tensor, shape: Sequence[int]) -> Tensor:
-        return self.call("copy", [flat], [self.out(shape, "int64", "index")])
 
 
 class Take(Places):
@@ -155,7 +153,7 @@ def index(x: Tensor, item: Any) -> Tensor:
     if axes != list(range(axes[0], axes[-1] + 1)):
         raise ShapeError("index arrays and numbers must be of neighbouring axes; index in two steps")
     arrays = [_whole(n, x.shape[a]) for a, n in enumerate(items) if _is_array(n)]
-    first = next(a for a, n in enumerate(items) if not isinstance(n, slice))
+    first = axes[0]
     x = cut(x, tuple(slice(None) if _is_array(n) else n for n in items))
     order = [*range(first, first + len(arrays)), *range(first), *range(first + len(arrays), x.ndim)]
     y = Take()(transpose(x, order) if first else x, *arrays)
