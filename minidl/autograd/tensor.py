@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.columns import grouped
 from ..core.graph import Role, View
 from ..core.tasks import Kind, strides_of
 from ..devices import device as devices
@@ -423,11 +424,8 @@ def add_uses(parameters: Sequence[Tensor]) -> None:
     """Adds up the gradients of each parameter that was used more than once, in the order of use, unless this is done
     already. One task adds them for all parameters of a layer."""
     tape = tapes.current()
-    groups: dict[int, list[Tensor]] = {}
-    for t in parameters:
-        if len(t.uses) > 1 and t.total is None:
-            assert t.grad_unit is not None
-            groups.setdefault(t.grad_unit, []).append(t)
+    groups = grouped((t.grad_unit, t) for t in parameters
+                     if len(t.uses) > 1 and t.total is None and t.grad_unit is not None)
     for unit in sorted(groups, reverse=True):
         own_unit = tape.new_unit(f"sum of uses ({', '.join(t.storage.name for t in groups[unit])})")
         with tape.task(own_unit, Kind.W):

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from .columns import grouped
 from .report import count_of
 from .schedule import MOST_LANES, Lane
 from .tasks import Kind, pack
@@ -247,9 +248,7 @@ def _when(event: dict[str, Any]) -> Decimal:
 # ---------------------------------------------------------------------------------------------------------------- tasks
 def _tasks(slices: list[_Slice], names: dict[tuple[str, ...], str]) -> Iterator[_Slice]:
     """The slices of one file that are tasks, with their lanes; all slices get their kinds."""
-    threads: dict[tuple[str, str], list[_Slice]] = defaultdict(list)
-    for s in slices:
-        threads[s.thread].append(s)
+    threads = grouped((s.thread, s) for s in slices)
     streams = {thread[0] for thread in threads if names.get(thread, "").startswith("Stream")}
     work = any(s.works for s in slices)
     kernels: list[_Slice] = []
@@ -349,9 +348,7 @@ def _check_lanes(paths: Sequence[str | Path], tasks: list[_Slice]) -> None:
 
 def _launches(slices: list[_Slice], tasks: list[_Slice]) -> Iterator[Edge]:
     """The edges within one file: from calls to the kernels that they launch, and from kernels to calls that wait."""
-    hosts: dict[tuple[str, str], list[_Slice]] = defaultdict(list)
-    for s in tasks:
-        hosts[s.thread].append(s)
+    hosts = grouped((s.thread, s) for s in tasks)
     starts = {thread: [s.start for s in own] for thread, own in hosts.items()}
     kernels = sorted((s for s in tasks if s.on_device), key=lambda s: s.end)
     ends = [s.end for s in kernels]
@@ -469,9 +466,7 @@ def _align(slices: Iterable[_Slice], matches: list[tuple[_Slice, ...]], notes: l
 
 def _meet(tasks: list[_Slice], matches: list[tuple[_Slice, ...]]) -> Iterator[Edge]:
     """Lets each collective begin when the last rank has come, which the tasks before it on that rank explain."""
-    before: dict[tuple[int, bool], list[_Slice]] = defaultdict(list)
-    for s in sorted(tasks, key=lambda s: s.end):
-        before[s.rank, s.on_device].append(s)
+    before = grouped(((s.rank, s.on_device), s) for s in sorted(tasks, key=lambda s: s.end))
     ends = {key: [s.end for s in own] for key, own in before.items()}
     for together in matches:
         late = max(together, key=lambda s: s.start)
