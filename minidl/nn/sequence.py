@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -163,8 +163,6 @@ class TransformerEncoderLayer(Module):
 
     attentions: tuple[str, ...] = ("self_attn",)
     self_attn: MultiheadAttention
-    norm1: LayerNorm
-    norm2: LayerNorm
 
     def __init__(self, d_model: Size, nhead: Size, dim_feedforward: Size = 2048, dropout: Rate = 0.1,
                  activation: str = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
@@ -184,11 +182,14 @@ class TransformerEncoderLayer(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.norm_first:
-            x = x + self.dropout(self.self_attn(self.norm1(x), None, mask))
-            return x + self._feed(self.norm2(x))
-        x = self.norm1(x + self.dropout(self.self_attn(x, None, mask)))
-        return self.norm2(x + self._feed(x))
+        return self._sums(x, lambda x: self.dropout(self.self_attn(x, None, mask)), self._feed)
+
+    def _sums(self, x: Tensor, *blocks: Callable[[Tensor], Tensor]) -> Tensor:
+        """x with each block's result added to it, each with a norm: of the block's input, or of the sum."""
+        for i, block in enumerate(blocks, 1):
+            norm = getattr(self, f"norm{i}")
+            x = x + block(norm(x)) if self.norm_first else norm(x + block(x))
+        return x
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -200,12 +201,8 @@ class TransformerDecoderLayer(TransformerEncoderLayer):
 
     attentions = "self_attn", "multihead_attn"
     multihead_attn: MultiheadAttention
-    norm3: LayerNorm
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None,  # type: ignore[override]
                 memory_mask: Tensor | None = None) -> Tensor:
-        for norm, block in ((self.norm1, lambda x: self.dropout(self.self_attn(x, None, mask))),
-                            (self.norm2, lambda x: self.dropout(self.multihead_attn(x, memory, memory_mask))),
-                            (self.norm3, self._feed)):
-            x = x + block(norm(x)) if self.norm_first else norm(x + block(x))
-        return x
+        return self._sums(x, lambda x: self.dropout(self.self_attn(x, None, mask)),
+                          lambda x: self.dropout(self.multihead_attn(x, memory, memory_mask)), self._feed)
