@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -240,12 +241,10 @@ def _merged(slices: Iterable[_Slice], scale: float) -> list[_Slice]:
         if len(run) > 1:
             groups = {s.group for s in run}
             time = {g: sum(s.end - s.begin for s in run if s.group == g) for g in PALETTE if g in groups}
-            whole, upto, mixed = sum(time.values()), 0.0, []
-            for group, spent in time.items():
-                share = spent / whole if whole else 1 / len(time)
-                mixed.append((group, upto, upto + share))
-                upto += share
-            out.append(_Slice(run[0].row, run[0].begin, max(s.end for s in run), "", mixed=tuple(mixed),
+            whole = sum(time.values())
+            ends = [*accumulate((spent / whole if whole else 1 / len(time) for spent in time.values()), initial=0.0)]
+            mixed = tuple(zip(time, ends, ends[1:], strict=False))
+            out.append(_Slice(run[0].row, run[0].begin, max(s.end for s in run), "", mixed=mixed,
                               tip=f"{len(run)} tasks, from {run[0].tip} to {run[-1].tip}"))
         else:
             out.extend(run)
@@ -256,12 +255,10 @@ def _merged(slices: Iterable[_Slice], scale: float) -> list[_Slice]:
         if not (run and thin and s.row == run[0].row and (s.begin - run[-1].end) * scale < 1
                 and (s.end - run[0].begin) * scale < 2 * _THIN):
             flush()
-        if thin and s.group in ("wait", "transfer"):
-            continue
-        if thin:
-            run.append(s)
-        else:
+        if not thin:
             out.append(s)
+        elif s.group not in ("wait", "transfer"):
+            run.append(s)
     flush()
     return out
 

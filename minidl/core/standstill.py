@@ -336,12 +336,12 @@ def _alone(states: Mapping[int, RankState], silent: set[int]) -> Verdict:
     if not still:
         return Verdict("none", (), "all ranks make progress")
     state = max(still, key=lambda s: s.still)
-    lanes = [lane for lane in state.doing.lanes if lane.state == "waits" and lane.awaits]
-    if lanes and not state.doing.running:
-        waits = "; ".join(f"{lane.name} waits before {lane.task} for {', '.join(lane.awaits)}" for lane in lanes)
-        return Verdict("cycle", (state.rank,), f"the lanes of rank {state.rank} wait, and none runs a task: {waits}")
-    rest = "".join(f"; lane {lane.name} waits before {lane.task} for {', '.join(lane.awaits)}" for lane in lanes)
-    return Verdict("slow", (state.rank,), _at_work(state) + rest)
+    waits = [f"{lane.name} waits before {lane.task} for {', '.join(lane.awaits)}" for lane in state.doing.lanes
+             if lane.state == "waits" and lane.awaits]
+    if waits and not state.doing.running:
+        return Verdict("cycle", (state.rank,), f"the lanes of rank {state.rank} wait, and none runs a task: "
+                                               f"{'; '.join(waits)}")
+    return Verdict("slow", (state.rank,), "; lane ".join([_at_work(state), *waits]))
 
 
 def _at_work(state: RankState) -> str:
@@ -370,10 +370,8 @@ def text(found: Found) -> str:
              f"{judged.kind}: {judged.text}", ""]
     for rank in range(first.ranks):
         state = found.states.get(rank)
-        if state is None:
-            lines.append(f"rank {rank}: {'its file is damaged' if rank in found.damaged else 'no file'}")
-            continue
-        lines += _of_rank(state, rank in found.silent)
+        lines += ([f"rank {rank}: {'its file is damaged' if rank in found.damaged else 'no file'}"] if state is None
+                  else _of_rank(state, rank in found.silent))
     return "\n".join(lines)
 
 
