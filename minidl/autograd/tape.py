@@ -190,7 +190,7 @@ class Tape:
         self._device = device
         self.place = _Place()
         self.draws = 0  #: dropouts so far; the same dropout in several micro-batches counts once
-        self._round: _Round | None = None
+        self.batch: _Round | None = None  #: whose micro-batches are emitted
         self.gradients = True
         self.autocast: str | None = None  #: the 16-bit type in which products are computed, see `op.autocast`
         self.dither: Any = None  #: rounds the gradients that O and W read, see `ops.dither`
@@ -211,8 +211,8 @@ class Tape:
             self.place.units += 1
         self.place.unit = self.place.units
         self.place.units += 1
-        if self._round and not self.place.inner:
-            self._round.numbers.add(self.place.micro_batch)
+        if self.batch and not self.place.inner:
+            self.batch.numbers.add(self.place.micro_batch)
         return self.place.unit
 
     def name_unit(self, unit: int, name: str) -> bool:
@@ -239,32 +239,12 @@ class Tape:
         self.draws = max(self.draws, self.place.draws)
         return number
 
-    def enter(self, micro_batch: int, first_sample: int, group: int, follows: bool) -> _Place:
-        """Begins a micro-batch: the next tasks are part of it. Units and dropouts start from the same numbers as in the
-        other micro-batches of the batch; dropouts of one that `follows` another count on from the other's. Returns the
-        place before."""
-        if self._round is None or micro_batch in self._round.numbers:
-            self._round = _Round(self.place.units, self.place.draws)
-        self._round.numbers.add(micro_batch)
-        before, draws = self.place, self._round.drawn if follows else self._round.draws
-        self.place = _Place(micro_batch, units=self._round.units, draws=draws, sample=before.sample + first_sample,
-                            group=group, labels=before.labels, inner=True)
-        return before
-
-    def leave(self, before: _Place) -> None:
-        """Ends a micro-batch; the next tasks are at the place before."""
-        assert self._round is not None
-        self._round.drawn = self.place.draws
-        before.units = max(before.units, self.place.units)
-        before.draws = max(before.draws, self.place.draws)
-        self.place = before
-
     def end_step(self) -> None:
         """Counts units from 0 again. After an update within a micro-batch, the other micro-batches of the batch still
         start from the same numbers."""
         self.place.unit = self.place.units = 0
         if not self.place.inner:
-            self._round = None
+            self.batch = None
 
     def remember(self, parameter: Tensor) -> None:
         """Called before a parameter's gradient changes."""
@@ -396,7 +376,7 @@ class Recorder(Tape):
         """Lets units count on, so that the tasks before and after an update have different names. Within a micro-batch
         its number already tells them apart."""
         if not self.place.inner:
-            self._round = None
+            self.batch = None
 
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
         if role == Role.ACTIVATION:  # so that messages can tell two layers' outputs apart
@@ -543,11 +523,19 @@ def micro_batch(number: int, first_sample: int = 0, group: int = 0, follows: boo
     tape = current()
     if tape.place.inner:
         raise ValueError("a micro-batch cannot begin within another micro-batch")
-    before = tape.enter(number, first_sample, group, follows)
+    if tape.batch is None or number in tape.batch.numbers:
+        tape.batch = _Round(tape.place.units, tape.place.draws)
+    batch, before = tape.batch, tape.place
+    batch.numbers.add(number)
+    tape.place = _Place(number, units=batch.units, draws=batch.drawn if follows else batch.draws,
+                        sample=before.sample + first_sample, group=group, labels=before.labels, inner=True)
     try:
         yield
     finally:
-        tape.leave(before)
+        batch.drawn = tape.place.draws
+        before.units = max(before.units, tape.place.units)
+        before.draws = max(before.draws, tape.place.draws)
+        tape.place = before
 
 
 @contextmanager
