@@ -139,8 +139,8 @@ def _thread(event: dict[str, Any]) -> tuple[str, str]:
     return sys.intern(_text(event.get("pid"))), sys.intern(_text(event.get("tid")))
 
 
-def _exact(value: Any) -> Decimal:
-    """A number, or its text. Raises ValueError."""
+def _exact(value: Any) -> Decimal | None:
+    """A number, or its text; None for anything else."""
     if type(value) is int or (isinstance(value, str) and _NUMBER.fullmatch(value.strip())):
         try:
             number = Decimal(value)
@@ -148,17 +148,16 @@ def _exact(value: Any) -> Decimal:
                 return number
         except InvalidOperation:
             pass
-    raise ValueError(f"{str(value)[:40]!r} is not a number")
+    return None
 
 
 def _rank(path: str | Path, value: Any) -> int | None:
-    try:
-        rank = None if value is None else int(_exact(value))
-    except ValueError:
-        rank = -1
-    if rank is not None and not 0 <= rank < MOST_LANES:
+    if value is None:
+        return None
+    rank = _exact(value)
+    if rank is None or not 0 <= int(rank) < MOST_LANES:
         raise ValueError(f"{path}: rank {str(value)[:40]!r} is not one from 0 to {MOST_LANES - 1}")
-    return rank
+    return int(rank)
 
 
 def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[str, ...], str], int | None] | None:
@@ -170,11 +169,10 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
         return None
     events = head.get("traceEvents") if head else trace
     events = [e for e in events if isinstance(e, dict)] if isinstance(events, list) else []
-    try:
-        base = int(_exact(_dict(head.get("viztracer_metadata")).get("baseTimeNanoseconds")
-                          or head.get("baseTimeNanoseconds") or 0))
-    except ValueError as error:
-        raise ValueError(f"{path}: baseTimeNanoseconds: {error}") from None
+    began = _dict(head.get("viztracer_metadata")).get("baseTimeNanoseconds") or head.get("baseTimeNanoseconds") or 0
+    if (number := _exact(began)) is None:
+        raise ValueError(f"{path}: baseTimeNanoseconds: {str(began)[:40]!r} is not a number")
+    base = int(number)
     lost: list[str] = []
     found: list[_Slice] = []
     pairs: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -202,12 +200,10 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
 def _slice(e: dict[str, Any], until: Any, base: int, lost: list[str], *, absolute: bool = False) -> Iterator[_Slice]:
     """The event as a slice that lasts for `until`, or up to then (`absolute`). If its times cannot be, its name
     goes to `lost`."""
-    try:
-        begin = _exact(e.get("ts"))
-        end = _exact(until) + (0 if absolute else begin)
-    except ValueError:
-        begin, end = Decimal(1), Decimal(0)
-    if end < begin:
+    begin, end = _exact(e.get("ts")), _exact(until)
+    if not absolute and begin is not None and end is not None:
+        end += begin
+    if begin is None or end is None or end < begin:
         lost.append(_called(e))
     else:
         yield _Slice(_text(e.get("name", "?")), e["cat"] if isinstance(e.get("cat"), str) else None, _thread(e),
@@ -218,7 +214,7 @@ def _pairs(events: list[dict[str, Any]], base: int, lost: list[str]) -> Iterator
     """The slices of a thread's B and E events: in the order of the file, or by time where that does not nest."""
     depths = [*accumulate(1 if e["ph"] == "B" else -1 for e in events)]
     if min(depths) < 0 or depths[-1]:
-        events.sort(key=_when)
+        events.sort(key=lambda e: _exact(e.get("ts")) or 0)
     stack: list[dict[str, Any]] = []
     begun: Counter[str] = Counter()
     for e in events:
@@ -236,13 +232,6 @@ def _pairs(events: list[dict[str, Any]], base: int, lost: list[str]) -> Iterator
             args = _dict(begin.get("args")) | _dict(e.get("args"))
             yield from _slice(begin | {"args": args}, e.get("ts"), base, lost, absolute=True)
     lost += map(_called, stack)
-
-
-def _when(event: dict[str, Any]) -> Decimal:
-    try:
-        return _exact(event.get("ts"))
-    except ValueError:
-        return Decimal(0)
 
 
 # ---------------------------------------------------------------------------------------------------------------- tasks
