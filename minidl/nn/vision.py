@@ -10,13 +10,13 @@ import numpy as np
 
 from .. import ops
 from ..autograd import random
-from ..autograd.arguments import Float, Rate, Size, TwoCounts, TwoSizes
+from ..autograd.arguments import Float, Size, TwoCounts, TwoSizes
 from ..autograd.initial import constant
 from ..autograd.op import layout_hint
 from ..autograd.tensor import Parameter, ShapeError, Tensor
 from ..ops.windows import lengths
 from .activations import layer
-from .module import Module, state
+from .module import Dropout, Module, state
 
 __all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d",
            "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Dropout2d", "GlobalAvgPool", "GroupNorm",
@@ -116,11 +116,8 @@ class BatchNorm2d(_BatchNorm):
     axes = (4,)
 
 
-class Dropout2d(Module):
+class Dropout2d(Dropout):
     """Drops whole channels of images (n, h, w, c) with probability `p` while training."""
-
-    def __init__(self, p: Rate = 0.5) -> None:
-        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:

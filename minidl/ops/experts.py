@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..autograd.op import Op, same_dtype
+from ..autograd.op import Layer, Op, same_dtype
 from ..autograd.tensor import Tensor
 from ..kernels.experts import NAN
 
@@ -96,7 +96,7 @@ class Combine(Op):
         return self.grad_by("dispatch", [dy, self.place, self.gate], self.rows)
 
 
-class GroupedLinear(Op):
+class GroupedLinear(Layer):
     """rows x (n, i) of all experts, counts (S, E), w (E, o, i), b (E, o) -> (n, o): an expert's linear layer on each of
     its rows, zeros after the last one. `gelu`: of GELU of x."""
 
@@ -123,18 +123,14 @@ class GroupedLinear(Op):
                   **({"gelu": True} if self.gelu else {}))
         return y
 
-    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        found, dy = {}, self.dense(dy)
-        if 2 in wanted or 3 in wanted:
-            grads = [self.grad(t) for t in (self.w, *(self.bias if 3 in wanted else ()))]
-            self.call("grouped_linear_weight_grad", [self.counts, self.z, dy], grads, bias=len(grads) > 1)
-            found = dict(enumerate(grads, 2))
-        if 0 in wanted:
-            found[0] = self.grad_by("grouped_linear_input_grad",
-                                    [self.counts, dy, self.w, *([self.x] if self.gelu else [])], self.x)
-        return found
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        reads = [self.counts, self.dense(dy), self.w, *([self.x] if self.gelu else [])]
+        return self.grad_by("grouped_linear_input_grad", reads, self.x)
 
-    weight_grad = output_grad
+    def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        grads = [self.grad(t) for t in (self.w, *(self.bias if 3 in wanted else ()))]
+        self.call("grouped_linear_weight_grad", [self.counts, self.z, self.dense(dy)], grads, bias=len(grads) > 1)
+        return dict(enumerate(grads, 2))
 
 
 class Routed(NamedTuple):
