@@ -7,6 +7,7 @@ writes edges by hand: `derive_edges` derives them from what tasks read and write
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -320,8 +321,6 @@ class TaskGraph(Columns):
         """The id of a task by its name. Raises GraphError with similar names."""
         found = int(self.find(np.array([parse_task(name)]))[0])
         if found < 0:
-            import difflib
-
             near = difflib.get_close_matches(name, [self.name(i) for i in range(min(len(self), 20000))], 3, 0)
             raise GraphError(f"no task {name} in this graph; similar names: {', '.join(near) or 'none'}")
         return found

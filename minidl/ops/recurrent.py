@@ -72,14 +72,8 @@ class Recurrent(Op):
             self.call(f"{self.name}_grad", reads, [*toward, *self.grads.values()], **self.constants)
             self.grads[0], self.kept = toward[0], toward[-1:]
 
-    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        self._back(dy)
-        weights = [i for i in wanted if i > self.cell.states]
-        return {**{i: self.grads[i] for i in wanted if i <= self.cell.states},
-                **(self.weight_grad(dy, weights) if weights else {})}
-
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        self._back(dy)  # does nothing if the output gradient task has done it
+        self._back(dy)  # does nothing in W if O has done it
         found = {i: self.grads[i] for i in wanted if i <= self.cell.states}
         if len(found) < len(wanted):
             grads = [self.grad(t) for t in (self.w, *self.bias)]
@@ -88,6 +82,8 @@ class Recurrent(Op):
             self.call("linear_weight_grad", flat, grads, bias=len(grads) > 1)
             found |= dict(enumerate(grads, 1 + self.cell.states))
         return found
+
+    output_grad = weight_grad
 
 
 def _last(y: Tensor, reverse: bool) -> Tensor:

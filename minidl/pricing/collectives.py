@@ -49,12 +49,12 @@ class Collective:
         if n == 1:
             return 0.0
         if self.shape == "parameter_server":
-            k, rate = self.servers, _rate(self.link)
+            k, rate = self.servers, self.link.per_byte
             return 2 * self.link.latency + 2 * n * (n - 1) * nbytes * rate / (n * n + k * n - 2 * k)
         over = self.topology or Topology(n, across=self.link)
         # of nodes, and of the ranks in each: their number, latency, time of a byte
-        levels = [(count, link.latency, _rate(link)) for count, link in ((over.per_node, over.inside),
-                                                                         (over.nodes, over.across)) if count > 1]
+        levels = [(count, link.latency, link.per_byte) for count, link in ((over.per_node, over.inside),
+                                                                           (over.nodes, over.across)) if count > 1]
         if self.shape == "ring":
             return 2 * (n - 1) * (max(latency for _, latency, _ in levels)
                                   + nbytes / n * max(rate for *_, rate in levels))
@@ -69,8 +69,3 @@ class Collective:
         """Its time as (per all-reduce, per byte)."""
         each = self.time(0)
         return each, self.time(1) - each
-
-
-def _rate(link: Link) -> float:
-    """The time of a byte."""
-    return 1 / link.bandwidth if link.bandwidth else 0.0

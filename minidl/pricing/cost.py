@@ -66,6 +66,11 @@ class Link:
     bandwidth: float | None = None
     core: bool = False
 
+    @property
+    def per_byte(self) -> float:
+        """The time of a byte."""
+        return 1 / self.bandwidth if self.bandwidth else 0.0
+
     def time(self, nbytes: Any) -> Any:
         """How long a message of `nbytes` takes."""
         return self.latency + (np.asarray(nbytes) / self.bandwidth if self.bandwidth else 0.0)

@@ -229,7 +229,7 @@ class Clock:
         group, factor = cost.corun.table(graph) if cost.corun else (None, np.ones((1, 1)))
         duration, aside = network.durations() + cost.launch, None
         if cost.sms is not None and cost.sms.side:
-            first, others = cost.sms.of_lanes(graph)
+            first, others = (cost.sms.factors(graph, n) for n in (cost.sms.total - cost.sms.side, cost.sms.side))
             duration, aside = duration * first, duration * others
             if group is not None:
                 weights = np.isin(graph.kind, (Kind.W, Kind.U))
@@ -487,10 +487,8 @@ class _Network:
         ranks, rank = int(self.lanes.rank.max(initial=0)) + 1, self.lanes.rank_of
         pairs, which = np.unique(rank[source] * ranks + rank[target], return_inverse=True)
         links = [self.cost.link_between(*divmod(pair, ranks)) for pair in pairs.tolist()]
-        latency = np.array([link.latency for link in links])
-        per_byte = np.array([1 / link.bandwidth if link.bandwidth else 0.0 for link in links])
-        core = np.array([link.core for link in links], bool)
-        return latency[which], per_byte[which], core[which]
+        latency, per_byte = np.array([(link.latency, link.per_byte) for link in links]).reshape(-1, 2)[which].T
+        return latency, per_byte, np.array([link.core for link in links], bool)[which]
 
 
 def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:

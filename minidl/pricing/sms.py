@@ -68,10 +68,6 @@ class Sms:
                 found[t] = np.interp(1 / max(sms, least), at, (1.0, *reversed(factors))) * beyond
         return found
 
-    def of_lanes(self, graph: TaskGraph) -> tuple[Floats, Floats]:
-        """The factors on the first lane, and on the others."""
-        return self.factors(graph, self.total - self.side), self.factors(graph, self.side)
-
     def slowdown(self, group: Ints, nbytes: Ints, time: Floats, groups: int) -> Floats:
         """How many times longer tasks of each group take beside each other on lanes that divide the SMs: they share the
         memory's bandwidth alone, so two groups that together need more than there is slow down alike."""
