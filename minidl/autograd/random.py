@@ -10,6 +10,7 @@ Ranks may be threads of one process, so what counts is the tape's own `State` if
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,15 @@ from .initial import Initial, generator_of, shape_of
 from .tape import Storage, current
 
 
+@dataclass(eq=False)
 class State:
     """The seed, and how many parameters, random tensors and dropouts have followed from it."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-        self.made = 0
-        self.drawn = 0
-        self.counter: Storage | None = None
-        self.device: Any = None  #: where the counter lies
+    seed: int = 0
+    made: int = 0
+    drawn: int = 0
+    counter: Storage | None = None
+    device: Any = None  #: where the counter lies
 
 
 class _Thread(threading.local):

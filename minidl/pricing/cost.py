@@ -229,10 +229,6 @@ class CostModel:
             raise CostError(f"{len(value)} costs are given for {name}, but the graph has units up to {unit.max()}")
         return value[unit] if value.ndim else value
 
-    def link_between(self, source: int, target: int) -> Link:
-        """The link from one rank to another."""
-        return self.links.get(f"{source}->{target}", self.link)
-
     def by_link(self, graph: TaskGraph) -> Any:
         """Mask of the sends whose duration only the link gives."""
         sends = [int(k) for k in SENDS if k.name not in self.kinds and self.source != "analytic"]

@@ -51,8 +51,7 @@ class Memory:
 
     def times(self, graph: TaskGraph) -> Floats:
         """How long each task would take to move its bytes at one lane's bandwidth; 0 for communication."""
-        time: Floats = np.where(np.isin(graph.kind, COMMUNICATION), 0.0, far_bytes(graph, self.cache) / self.one)
-        return time
+        return np.where(np.isin(graph.kind, COMMUNICATION), 0.0, far_bytes(graph, self.cache) / self.one)
 
 
 def far_bytes(graph: TaskGraph, cache: int = CACHE) -> Floats:
@@ -74,8 +73,7 @@ def near_bytes(graph: TaskGraph, task: Ints, before: Ints, buffer: Ints, cache: 
     in the same step, or, if that comes later in the graph, in the step before."""
     end = np.cumsum(graph.bytes, dtype=np.float64)
     between = end[task] - graph.bytes[task] - end[before] + np.where(task <= before, end[-1:], 0.0)
-    near: Floats = np.minimum(graph.buffer_bytes[buffer], np.maximum(cache - between, 0.0))
-    return near
+    return np.minimum(graph.buffer_bytes[buffer], np.maximum(cache - between, 0.0))
 
 
 def accesses(rows: Rows, n: int) -> Ints:

@@ -132,8 +132,7 @@ class Lanes:
     @property
     def rank_of(self) -> Ints:
         """The rank of each task."""
-        ranks: Ints = self.rank[self.lane_of]
-        return ranks
+        return self.rank[self.lane_of]
 
     @cached_property
     def busy(self) -> Ints:
@@ -338,8 +337,7 @@ class Clock:
 
     def _delays(self, lanes: Lanes, source: Ints, target: Ints, far: Floats) -> Floats:
         a, b = lanes.lane_of[source], lanes.lane_of[target]
-        delay: Floats = np.where(lanes.rank[a] != lanes.rank[b], far, np.where(a != b, self.sync, 0.0))
-        return delay
+        return np.where(lanes.rank[a] != lanes.rank[b], far, np.where(a != b, self.sync, 0.0))
 
     # ---------------------------------------------------------------------------------------------------------- playing
     def _walked(self, lanes: Lanes, count: int) -> Iterator[Times]:
@@ -486,7 +484,7 @@ class _Network:
         """The link from each source to its target: latency, time per byte, and whether cores move its messages."""
         ranks, rank = int(self.lanes.rank.max(initial=0)) + 1, self.lanes.rank_of
         pairs, which = np.unique(rank[source] * ranks + rank[target], return_inverse=True)
-        links = [self.cost.link_between(*divmod(pair, ranks)) for pair in pairs.tolist()]
+        links = [self.cost.links.get(f"{pair // ranks}->{pair % ranks}", self.cost.link) for pair in pairs.tolist()]
         latency, per_byte = np.array([(link.latency, link.per_byte) for link in links]).reshape(-1, 2)[which].T
         return latency, per_byte, np.array([link.core for link in links], bool)[which]
 
