@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -149,6 +149,9 @@ def parsed(path: Path) -> RankState:
     return state
 
 
+_hints = cache(get_type_hints)
+
+
 def _made(kind: Any, value: Any) -> Any:
     """A value of this type, from JSON. Raises ValueError if it is none."""
     origin, inner = get_origin(kind), get_args(kind)
@@ -168,12 +171,6 @@ def _made(kind: Any, value: Any) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{str(value)[:40]!r} is no {getattr(kind, '__name__', kind)}")
     return value
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import math
 from ..autograd import random
 from ..autograd.initial import constant
 from ..autograd.tensor import Parameter
+from .module import state_shape
 
 GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 0.75}
 
@@ -51,7 +52,7 @@ def normal_(tensor: Parameter, mean: float = 0.0, std: float = 1.0) -> Parameter
 def _fans(tensor: Parameter) -> tuple[int, int]:
     """Of a weight (outputs, inputs, taps...) in its published order: how many inputs an output has, and outputs an
     input. Raises ValueError for fewer axes."""
-    shape = [tensor.shape[a] for a in tensor.axes] if tensor.axes else list(tensor.shape)
+    shape = state_shape(tensor)
     if len(shape) < 2:
         raise ValueError(f"a parameter of shape {tensor.shape} has no inputs and outputs; give it values with normal_, "
                          f"uniform_ or zeros_")
