@@ -267,6 +267,7 @@ def test_a_rank_says_which_layer_it_waits_for_and_what_it_has_sent() -> None:
         assert doing.lanes == ()
         moved = {t.kind: t for t in doing.traffic}
         entries = trainer.run.log
+        assert doing.step - 1 == len({e.step for e in entries})  # as many have ended
         assert moved["sent"].count == sum(e.to >= 0 for e in entries)
         assert moved["received"].count == sum(e.source >= 0 for e in entries)
         assert {t.peers for t in doing.traffic} == {(1 - rank,)}
