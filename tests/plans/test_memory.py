@@ -16,6 +16,7 @@ from helpers import (
     may_share,
     planned,
     recorded,
+    recorded_classifier,
     scheduled_graphs,
 )
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import models, ops, optim
 from minidl.core import columns
-from minidl.core.graph import Launch, View
+from minidl.core.graph import Launch, Role, View
 from minidl.core.schedule import Lane, Schedule
 from minidl.passes.rewrite import coarsen
 from minidl.plans.memory import ALIGNMENT, MemoryLimitError, lifetimes, plan_memory, rounded
@@ -175,6 +176,22 @@ def test_what_is_dead_within_a_task_makes_room():
     for g, tasks in ((graph, 20), (stage, 1)):
         assert len(g) == tasks
         assert plan_memory(g, Schedule.of(g, {Lane(0): range(tasks)})).arena_bytes == 2 * 1024
+
+
+def test_activations_alone_are_counted_too():
+    model = models.mlp(60, 400, 300, 10)
+    graph = recorded_classifier(model, optim.SGD(model.parameters(), 0.1), 40, 60)
+    schedule = ml.schedulers.in_order(graph)
+    plan, users = plan_memory(graph, schedule), uses_of(graph)
+    place = {launch: n for n, launch in enumerate(
+        (t, i) for t in schedule.ids(graph).tolist() for i in range(max(1, len(graph.launches[t]))))}
+    outputs = {v.storage for v in graph.outputs}
+    held = np.zeros(len(place), np.int64)
+    for s, spec in enumerate(graph.storages):
+        if spec.role == Role.ACTIVATION and users[s]:
+            at = [place[launch] for launch in users[s]]
+            held[min(at) : len(held) if s in outputs else max(at) + 1] += rounded(np.array([spec.bytes]))
+    assert 0 < plan.activation_bytes == held.max() < plan.arena_bytes
 
 
 def test_tasks_of_one_action_share_nothing_with_each_other():
