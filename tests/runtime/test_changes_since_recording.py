@@ -248,3 +248,18 @@ def test_gradients_of_a_recorded_step_are_kept_by_returning_them():
     assert all(np.allclose(p.numpy(), value, rtol=1e-6) for p, value in zip(net.parameters(), expected, strict=True))
     with pytest.raises(ml.ShapeError, match=r"the gradient of .*weight must be float32 \(2, 3\) as it is"):
         net.weight.grad = net.bias
+
+
+def test_a_tensor_that_is_given_a_gradient_is_noticed():
+    net, factor = nn.Linear(2, 2), ml.array(np.ones((3, 2), np.float32))
+
+    def step(x: Any) -> Any:
+        loss = net(x @ factor).sum()
+        loss.backward()
+        return loss
+
+    run = SequentialExecutor(ml.record(step, X))
+    run(X)
+    factor.requires_grad_()
+    with pytest.raises(RuntimeError, match=r"requires_grad changed from False to True since this step was recorded"):
+        run(X)
