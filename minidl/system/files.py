@@ -257,7 +257,7 @@ def _replace(target: Path, data: Iterable[Any], old: os.stat_result | None) -> N
             os.fsync(file.fileno())
             os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)  # an interrupt may come when it is renamed already
         raise
 
 

@@ -309,3 +309,18 @@ def test_a_lock_is_never_held_twice(tmp_path: Path) -> None:
     assert twice[0] == 0
     assert taken[0] > 0
     assert not os.listdir(tmp_path)
+
+
+def test_an_interrupt_after_the_rename_stays_one(tmp_path, monkeypatch):
+    """It is no error of a file that nobody finds."""
+    replace, path = os.replace, tmp_path / "record"
+
+    def interrupted(source, target):
+        replace(source, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomic(path, "new")
+    assert path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
