@@ -484,9 +484,16 @@ first step: record, plan and bind, or a compiler that starts with an empty cache
 
 Rows come twice, for an Intel with AMX and an AMD Zen 4. On the AMD OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s
 on the products of these networks, tiles of minidl 97 to 115. On the Intel it is 98 to 155 and 143 to 178 of 210 to
-225; that core's clock changes by a tenth within a minute. So minidl cannot be far ahead on a network that computes
-little else. On the AMD the MLP with 2,048 units has the slowest products, since the rows of its weights are a multiple
-of 4 KB apart. On the Intel the seconds until the first step include kernels that no network before had compiled.""",
+225; that core's clock changes by a tenth within a minute. On the AMD the MLP with 2,048 units has the slowest products,
+since the rows of its weights are a multiple of 4 KB apart.
+
+On the Intel, rows of one core have minidl's large pages, which the peers lack by default. That day the host took long
+for addresses, so the peers took up to twice as long as the day before, when the rows of minidl without such pages were
+taken (median 0.79, worst 1.01). torch asks for large pages with THP_MEM_ALLOC_ENABLE=1. Then minidl takes 0.83 of its
+eager step for the MLP with 2,048 units (0.66 without), 0.80 (0.69) for the VGG, 0.81 (0.73) for the GPT 6 x 384, 0.51
+(0.46) for the MLP 784 with batch 64, 0.68 (0.73) for the LSTM, 0.55 (0.56) for the GPT 4 x 128. On all cores only the
+MLPs 784 with batch 64 and 2,048, the LSTM, and the GPTs 6 x 384 and 2 x 256 were measured again; their earlier ratios
+are 0.94, 1.02, 0.85, 0.86 and 0.91. Floors are from the day before.""",
             {"strongest": strongest, "strongest_zen4": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
