@@ -2,7 +2,7 @@
 # torch 2.13.0 on x86, torch.optim.SGD and AdamW with fused=True, two threads.
 # One would guess that a momentum without gradients decays to 0, and if not, that torch.set_flush_denormal(True) makes it
 # so, since its page speaks of the CPU, not of a thread.
-# What happens: 0.9 times the fourth smallest float32 is rounded to the fourth smallest, so after about 950 steps without
+# What happens: 0.9 times the fourth smallest float32 is rounded to the fourth smallest, so after about 900 steps without
 # a gradient a momentum stays at 5.6e-45 for ever. The switch holds for the thread that calls it, and for threads that
 # are made later: if anything ran on two threads before, half of the momenta become 0 and the other half stay.
 # Why it matters: processors without fast subnormal arithmetic take 20 times as long for an update of such rows (units
@@ -21,7 +21,7 @@ import torch
 SIZE = 1 << 17
 
 
-def left(flush: bool) -> list[float]:
+def left(flush: bool) -> list[int]:
     """The values that two optimizers' momenta have after a step with a gradient and 1200 without."""
     torch.set_flush_denormal(flush)
     found = set()

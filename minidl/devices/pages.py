@@ -1,8 +1,8 @@
 """Memory of the host in pages of 2 MB, if the system has them.
 
 A processor keeps the addresses of a few thousand pages. A large matrix in pages of 4 KB has one for each row, with
-which a product takes 1.1 to 2 times as long on a virtual machine. Linux gives large pages to those who ask; NumPy asks
-for arrays from 4 MB on, and most parameters have less.
+which a product takes 1.1 to 2.5 times as long on a virtual machine. Linux gives large pages to those who ask; NumPy
+asks for arrays from 4 MB on, and most parameters have less.
 """
 
 from __future__ import annotations
