@@ -298,7 +298,7 @@ ROWS = (
     Row(HAND_OVER, "record to wait, by lock", "Python lanes; the waiting one sleeps on a lock of the interpreter",
         hand_over(Threads)),
     Row(HAND_OVER, "record to wait, idle lane", "native lanes; the waiting one sleeps until the system wakes it",
-        hand_over(partial(native_lanes, spins=0))),
+        hand_over(partial(native_lanes, spins=1))),
     Row(HAND_OVER, "record to wait, busy lane", "native lanes; the waiting one looks at a word of memory",
         hand_over(partial(native_lanes, spins=1 << 20))),
     Row(HAND_OVER, "native step without calls", "from the host's call until both lanes have ended",

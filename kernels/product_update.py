@@ -31,7 +31,15 @@ def _work(x: Any, dy: Any) -> list[Any]:
     return [((rows, x.shape[1]), x.dtype), *again_work(-(-dy.shape[1] // max(rows, 1)), x)]
 
 
-@kernel("linear_weight_update",
+def _axes(reads: Any, *, bias: bool, **constants: Any) -> str:
+    """The rows of the weight and of its states may be cut."""
+    w = reads[2]
+    states = [a.shape == w.shape for a in reads[3:]]
+    given = ",".join(["mI,mo,oI", *("oI" if own else "*" for own in states)])
+    return f"{given}->{','.join(['oI'] * (1 + sum(states)) + ['o'] * bias)}"
+
+
+@kernel("linear_weight_update", axes=_axes,
         flops=lambda reads, writes: 2.0 * reads[2].size * reads[0].shape[0],
         work=lambda reads, writes, **constants: _work(*reads[:2]))
 def linear_weight_update(xp: Any, x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:

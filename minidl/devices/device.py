@@ -117,13 +117,11 @@ class CPU:
 
     def arena(self, nbytes: int) -> Any:
         """Uninitialised bytes, aligned, for all that a run computes; in large pages."""
-        found = pages.own(nbytes)
-        return self.allocate(nbytes) if found is None else found
+        return pages.own(nbytes, self.allocate)
 
     def lasting(self, nbytes: int) -> Any:
         """Uninitialised bytes, aligned, for a parameter or a state; in large pages, beside others."""
-        found = _LASTING.piece(nbytes)
-        return self.allocate(nbytes) if found is None else found
+        return _LASTING.piece(nbytes, self.allocate)
 
     def set_far_file(self, path: str | None) -> None:
         """Sets the file of far memory, for all executors made from now on. Raises OSError if it cannot be written."""

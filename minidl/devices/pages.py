@@ -41,9 +41,9 @@ def _bytes(memory: mmap.mmap, begin: int, nbytes: int) -> Any:
     return np.frombuffer(memory, np.uint8, nbytes, _begin(memory) + begin)
 
 
-def own(nbytes: int) -> Any:
-    """Uninitialised bytes from the begin of a large page on; None if they fill less than half, or there is none."""
-    return _bytes(_mapped(nbytes), 0, nbytes) if KNOWN and 2 * nbytes >= LARGE else None
+def own(nbytes: int, otherwise: Callable[[int], Any]) -> Any:
+    """Uninitialised bytes from the begin of a large page on; `otherwise`: gives them if they fill less than half."""
+    return _bytes(_mapped(nbytes), 0, nbytes) if KNOWN and 2 * nbytes >= LARGE else otherwise(nbytes)
 
 
 class Shared:
@@ -54,10 +54,10 @@ class Shared:
         self._alignment, self._lock, self._used = alignment, threading.Lock(), 0
         self._chunk: Callable[[], mmap.mmap | None] = lambda: None
 
-    def piece(self, nbytes: int) -> Any:
-        """Uninitialised bytes, in pages of their own if they fill half of a chunk; None if there are no large pages."""
+    def piece(self, nbytes: int, otherwise: Callable[[int], Any]) -> Any:
+        """Uninitialised bytes, in pages of their own if they fill half of a chunk; `otherwise`: without large pages."""
         if not KNOWN or 2 * nbytes > CHUNK:
-            return own(nbytes)
+            return own(nbytes, otherwise)
         with self._lock:
             memory = self._chunk()
             if memory is None or self._used + nbytes > CHUNK:

@@ -112,17 +112,21 @@ def cut_in_parts(launches: tuple[Launch, ...], count: int) -> tuple[Part, ...]:
 
 
 def _labels(launch: Launch, reads: Axes, writes: Axes, count: int) -> list[str]:
-    """The labels along which a launch can be cut in so many parts: the outermost axis first, and those that all its
-    results have before others."""
-    found = []
+    """The labels along which a launch can be cut in so many parts: first those that all its results have, then axes of
+    its largest array, then the outermost one. So a product of few rows is cut along its weight's rows or columns, which
+    each lane keeps in its cache."""
+    found, every = [], [*zip((*launch.reads, *launch.writes), (*reads, *writes), strict=False)]
+    largest = max((v.size for v, _ in every), default=0)
     for label in dict.fromkeys(label for axes in writes for label in axes if label):
         n = max(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True))
         fits = (label == "r" or _length(v, axes, label) in (0, 1, n)
                 for v, axes in zip(launch.reads, reads, strict=True))
         if n >= count and all(fits) and all(
                 _length(v, axes, label) in (0, n) for v, axes in zip(launch.writes, writes, strict=True)):
-            found.append((sum(label not in axes for axes in writes), label))
-    return [label for missing, label in sorted(found, key=lambda f: f[0]) if missing == found[0][0] or not missing]
+            found.append((sum(label not in axes for axes in writes),
+                          all(label not in axes for v, axes in every if v.size == largest), label))
+    found.sort(key=lambda f: f[:2])
+    return [label for missing, _, label in found if missing == found[0][0] or not missing]
 
 
 def axes_of(launch: Launch) -> tuple[Axes, Axes]:

@@ -79,6 +79,10 @@ def examples(n=3, m=4):
     yield Example("linear_weight_grad", ((n, m), (n, 2)), ((2, m), (2,)), {"bias": True})
     yield Example("group", ((n, m), (n, 2), (m, 3), (m, n)), ((2, m), (2,), (n, 3)), {
         "of": tuple(("linear_weight_grad", 2, 1 + bias, (("bias", bias),)) for bias in (True, False))})
+    yield Example("linear_weight_update", ((n, m), (n, 2), (2, m), (1,), (2, m)), ((2, m), (2, m), (2,)), {
+        "rule": "sgd", "bias": True, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True})
+    yield Example("linear_weight_update", ((n, m), (n, 2), (2, m), (1,)), ((2, m),), {
+        "rule": "sgd", "bias": False, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False})
     for axes, out in (((0,), (1, m)), ((1,), (n, 1)), ((0, 1), (1, 1)), ((), s)):
         for factor in (1.0, 0.25):
             yield Example("sum", (s,), (out,), {"axes": axes, "factor": factor})

@@ -18,10 +18,9 @@ ONE_NUMBER, ALL_ELEMENTS = "its result is one sum over all elements", "each elem
 LENGTHS, NUMBERS = "it takes arrays of different lengths, by one rule for all", "it takes a few numbers"
 GROUPS = "it learns when it runs how many rows an expert has"
 SEVERAL = "it has launches that are whole"
-FIRST = "its scratch memory has the first rows of any weight"
 CHANNELS = "its parts would be channels, and on the CPU its activation goes over memory without gaps"
 WHOLE = {"cross_entropy": ONE_NUMBER, "mse": ONE_NUMBER, "square_sum": ONE_NUMBER, "dither": ALL_ELEMENTS,
-         "muon": ALL_ELEMENTS, "group": SEVERAL, "linear_weight_update": FIRST,
+         "muon": ALL_ELEMENTS, "group": SEVERAL,
          **dict.fromkeys(("route", "route_grad", "dispatch", "combine", "gate_grad", "grouped_linear",
                           "grouped_linear_input_grad", "grouped_linear_weight_grad"), GROUPS),
          **dict.fromkeys(("batch_norm_act", "batch_norm_act_weight_grad", "batch_norm_act_input_grad",

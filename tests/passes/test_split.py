@@ -71,10 +71,11 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[Any, Any]]] = {
 }
 
 
-def training(case: str, dtype: str = "float64") -> tuple[Any, TaskGraph, tuple[Any, Any]]:
-    """A network, its recorded step and an example, always from the same values."""
+def training(case: str, dtype: str = "float64", times: int = 1) -> tuple[Any, TaskGraph, tuple[Any, Any]]:
+    """A network, its recorded step and an example, always from the same values, with each sample so many times."""
     ml.seed(0)
-    make, (x, y) = CASES[case]
+    make, example = CASES[case]
+    x, y = (np.repeat(a, times, axis=0) for a in example)
     model = make()
     if dtype == "float64":
         model.astype("float64")
@@ -153,7 +154,7 @@ def test_what_is_computed_again_is_cut_as_well():
 
 
 def test_parts_have_names_and_wait_only_for_the_rows_that_they_read():
-    _, graph, _ = training("mlp")
+    _, graph, _ = training("mlp", times=4)  # more numbers of samples than of weights
     parted = split(Draft.of(graph), 2).graph
     names = [t.name for t in parted]
     assert {"0F0/1", "0F0/2", "2O0/1", "2O0/2", "0W0/2", "0U0/1"} <= {*names}
@@ -168,6 +169,16 @@ def test_parts_have_names_and_wait_only_for_the_rows_that_they_read():
     assert waits("2W0/1") == {"1F0/1", "1F0/2", "3O0/1", "3O0/2"}  # all rows of the gradient's columns
     assert "2W0/2" not in waits("2U0/1")
     assert "2W0/1" in waits("2U0/1")
+
+
+def test_a_product_is_cut_along_its_largest_matrix():
+    """The weight where rows are few, else the rows."""
+    def read(times: int, task: str) -> list[tuple[int, ...]]:
+        parted = split(Draft.of(training("mlp", times=times)[1]), 2).graph
+        return [v.shape for v in parted.launches[parted.index(task)][0].reads[:2]]
+
+    assert (read(1, "0F0/1"), read(4, "0F0/2")) == ([(40, 48), (32, 48)], [(80, 48), (64, 48)])
+    assert (read(1, "2O0/2"), read(4, "2O0/1")) == ([(40, 96), (96, 32)], [(80, 96), (96, 64)])
 
 
 def test_parts_share_the_work():

@@ -7,12 +7,13 @@ The caller's lane comes back to Python now and then, so that signals are handled
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import partial
-from time import perf_counter_ns
+from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ from . import calls, code
 from .calls import Call, Unknown
 from .stamps import StampClock, Stamps
 
-SPINS = 400  #: how often a lane looks for an event before it sleeps: some ten microseconds
+SPINS = 20_000  #: how often a lane looks for an event before it sleeps: some 0.3 ms; to be woken may take 0.1 ms
+FEW_SPINS = 400  #: if lanes have fewer cores than they are: then whoever spins keeps a core from the others
 _callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 
 
@@ -101,10 +103,10 @@ def _calls_by_python(thunks: Sequence[tuple[Thunk, int]], lane: int,
 
 class NativeLanes:
     """Lanes without the interpreter, see `minidl.devices.lanes.Threads`. `stamped`: they write a trace's stamps, so
-    that `where` knows where they are. `spins`: how often a lane looks for an event before it sleeps. `by_python`: how
-    many bound calls of each name have no native form; `converted`: how many have."""
+    that `where` knows where they are. `spins`: how often a lane looks for an event before it sleeps; 0: by its cores.
+    `by_python`: how many bound calls of each name have no native form; `converted`: how many have."""
 
-    def __init__(self, work: Work, trace: bool = False, *, stamped: bool = False, spins: int = SPINS) -> None:
+    def __init__(self, work: Work, trace: bool = False, *, stamped: bool = False, spins: int = 0) -> None:
         self.work, self.trace, stamped = work, trace, trace or stamped
         self._failures: list[LaneError] = []
         self._clock = StampClock()
@@ -113,6 +115,7 @@ class NativeLanes:
         self._clock.begin()
         self._lanes = [_Lane(i, self._state, self._failures, stamped * len(tasks))
                        for i, tasks in enumerate(work.tasks)]
+        spins = spins or (SPINS if len(self._lanes) <= len(os.sched_getaffinity(0)) else FEW_SPINS)
         self._build(spins)
         lanes = self._lanes or [_Lane(0, self._state, self._failures)]
         for lane in lanes:
@@ -250,14 +253,10 @@ class NativeLanes:
         return [(count, moments[:count]) for count, moments in zip(passed, times, strict=True)]
 
 
-def spin_us(rounds: int = 20) -> float:
+def spin_us() -> float:
     """Microseconds for which a lane looks for an event before it sleeps: the least of some rounds."""
-    event, least = _words(1), float("inf")
-    for _ in range(rounds):
-        begin = perf_counter_ns()
-        code.look(event.ctypes.data, 1, SPINS)
-        least = min(least, perf_counter_ns() - begin)
-    return least / 1000
+    event = _words(1)
+    return min(repeat(lambda: code.look(event.ctypes.data, 1, SPINS), number=1, repeat=20)) * 1e6
 
 
 def _words(count: int) -> Any:
