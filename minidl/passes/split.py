@@ -125,8 +125,7 @@ def _labels(launch: Launch, reads: Axes, writes: Axes, count: int) -> list[str]:
                 _length(v, axes, label) in (0, n) for v, axes in zip(launch.writes, writes, strict=True)):
             found.append((sum(label not in axes for axes in writes),
                           all(label not in axes for v, axes in every if v.size == largest), label))
-    found.sort(key=lambda f: f[:2])
-    return [label for missing, _, label in found if missing == found[0][0] or not missing]
+    return [label for missing, _, label in sorted(found, key=lambda f: f[:2]) if missing in (0, found[0][0])]
 
 
 def axes_of(launch: Launch) -> tuple[Axes, Axes]:
