@@ -53,7 +53,7 @@ def _measured(device: Any, kind: str, pair: tuple[int, ...]) -> dict[str, Any]:
     sync, wake = measure_hand_over(device, pair)
     spin, slept = device.spin(), sync
     if spin:
-        slept, wake = measure_hand_over(device, pair, 4 * spin)
+        slept, wake = measure_hand_over(device, pair, 2 * spin)
     return {"sync": sync, "spin": spin, "doze": max(0.0, slept - sync), "wake": wake,
             "cross": measure_cross(device, pair)}
 
@@ -178,7 +178,7 @@ def measure_hand_over(device: Any, cores: tuple[int, ...], busy: float = 0.0) ->
     lane starts; and from its end until its own lane goes on. `busy`: about how long each task takes."""
     data = np.ones(max(1, int(busy * 1e3)), np.float32)  # at most some elements a nanosecond
     calls: list[Thunk] = [partial(np.sqrt, data, out=data)] * 4 if busy else []
-    turns = 20 if busy else 200
+    turns = 12 if busy else 200
     lanes = [[*range(0, turns, 2)], [*range(1, turns, 2)]]
     stamps = stamped(device, probe(lanes, [(t + 1, t) for t in range(turns - 1)], lambda task, stream: calls), cores)
     issued, start, end = (stamps[..., i] for i in range(3))
