@@ -192,8 +192,7 @@ def test_every_network_has_a_twin():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "more"), [("bert", {"head": "masked"}), ("gpt", {})])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(("model", "more", "precision"), [("bert", {"head": "masked"}, "bf16"), ("gpt", {}, "float32")])
 def test_networks_of_tokens_climb_all_rungs(device, one_thread, model, more, precision):
     case = Case(model, {"preset": "tiny", "dropout": 0.0, **more}, 2)
     run = first_run(case, PRECISIONS[precision], device, replace(ALONE, torch_on="cpu"))

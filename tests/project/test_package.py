@@ -1,11 +1,9 @@
-"""What is shipped works away from the tree: wheel, sdist and archive, with the embedded data."""
+"""What is shipped has one version and finds its parts; `.ci/package` builds and installs it."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-import tarfile
 import venv
 from pathlib import Path
 
@@ -14,8 +12,6 @@ from helpers import PATIENCE, ROOT
 
 import minidl
 
-COMMAND = ["-m", "minidl", "train", "--model", "mlp", "--steps", "2", "--costs", "analytic", "--json"]
-
 
 def shell(*argv, cwd, **environment):
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
@@ -23,11 +19,6 @@ def shell(*argv, cwd, **environment):
                           env={**clean, **environment})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
-
-
-def trains(python, cwd, **environment):
-    record = json.loads(shell(python, *COMMAND, cwd=cwd, **environment))
-    assert (record["data"], record["steps"]) == ("digits", 2)
 
 
 def fresh_python(folder):
@@ -73,31 +64,3 @@ def test_scripts_and_tests_that_ci_names_exist():
             assert (ROOT / name).exists(), f"{path}: {name}"
         for script in re.findall(r"(?:run: |\" )(\.ci/\w+)$", text, re.MULTILINE):
             assert os.access(ROOT / script, os.X_OK), f"{path}: {script}"
-
-
-@pytest.mark.slow
-def test_wheel_and_sdist_work_outside_the_tree(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    archive = tmp_path / "archive.tar"
-    shell("git", "archive", "-o", archive, "HEAD", cwd=ROOT)
-    with tarfile.open(archive) as tar:
-        tar.extraction_filter = lambda member, path: member  # as the argument `filter`, which 3.11.2 has not
-        tar.extractall(source)
-    trains(sys.executable, source)  # the archive as it is
-    script = ("import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + "
-              "sys.argv[1])(sys.argv[2]))")
-    shell(sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "tools", "setuptools>=77", cwd=tmp_path)
-    for kind in ("wheel", "sdist"):
-        built = tmp_path / kind
-        built.mkdir()
-        shell(sys.executable, "-c", script, kind, built, cwd=source, PYTHONPATH=str(tmp_path / "tools"))
-        (package,) = built.iterdir()
-        python = fresh_python(tmp_path / f"venv-{kind}")
-        site = next((tmp_path / f"venv-{kind}").glob("lib/python*/site-packages"))
-        shell(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, package, cwd=tmp_path)
-        names = {p.name for p in site.iterdir()}
-        assert not names & {"kernels", "schedulers", "models"}, "nothing generic in site-packages"
-        trains(python, tmp_path)
-        # the command of that name
-        assert "densenet121" in shell(python, site / "bin" / "minidl", "models", cwd=tmp_path)
