@@ -79,7 +79,7 @@ class CPU:
         return self.kind_of_lanes or default_lanes()
 
     def spin(self) -> float:
-        """Microseconds for which a waiting lane looks out before it sleeps."""
+        """Microseconds for which a waiting lane looks out before it sleeps, if all lanes have cores of their own."""
         if self.lanes_used == "python":
             return 0.0
         from .native.lanes import spin_us

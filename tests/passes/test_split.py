@@ -16,6 +16,7 @@ from minidl import models, nn, optim
 from minidl.core.graph import Launch, TaskGraph, View
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, parse_task, task_name, unpack, widths
+from minidl.fusion import fused
 from minidl.kernels import KERNELS, conv
 from minidl.passes.draft import Draft
 from minidl.passes.recompute import recompute
@@ -151,6 +152,18 @@ def test_what_is_computed_again_is_cut_as_well():
         return [np.array(run(graph)(*example).numpy()), *map(np.array, model.state_dict().values())]
 
     near_and_equal_in_any_order(left("cnn", 1, ml.SequentialExecutor, steps=1), again, (3,))
+
+
+def test_gradients_that_end_with_the_update_are_cut_with_their_rows():
+    """Each part has its rows of the weight and of its momentum."""
+    def updated(run: Callable[[TaskGraph], Any]) -> list[Any]:
+        model, graph, example = training("mlp")
+        graph = split(Draft.of(fused(graph, ml.device.cpu(), ["weight_updates"])), 2).graph
+        parts = [n for own in graph.launches for n in own if n.kernel == "linear_weight_update"]
+        assert len(parts) == 6
+        return [np.array(run(graph)(*example).numpy()), *map(np.array, model.state_dict().values())]
+
+    near_and_equal_in_any_order(left("mlp", 1, ml.SequentialExecutor, steps=1), updated, (2, 3))
 
 
 def test_parts_have_names_and_wait_only_for_the_rows_that_they_read():

@@ -25,7 +25,7 @@ from . import calls, code
 from .calls import Call, Unknown
 from .stamps import StampClock, Stamps
 
-SPINS = 20_000  #: how often a lane looks for an event before it sleeps: some 0.3 ms; to be woken may take 0.1 ms
+SPINS = 20_000  #: how often a lane looks for an event before it sleeps: some 0.25 ms; to be woken may take 0.05 ms
 FEW_SPINS = 400  #: if lanes have fewer cores than they are: then whoever spins keeps a core from the others
 _callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 

@@ -19,6 +19,7 @@ from minidl.kernels import cuda
 from minidl.kernels.cuda import Grid, LaunchError, Packed, Struct
 
 SOURCES = sorted(p.name for p in cuda.SOURCES.glob("*.cu"))
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 FLOATS = ("float", "double", "__half", "__nv_bfloat16")
 #: what a template parameter stands for, by its name
 TYPES = {"T": FLOATS, "U": FLOATS, "P": ("float", "double"), "G": ("float", "__half"), "L": ("__nv_bfloat16",),
@@ -72,8 +73,7 @@ def compiler():
 
 
 @pytest.mark.parametrize(("architecture", "types"), [
-    ("sm_90", ("float", "__half")), pytest.param("sm_75", FLOATS, marks=pytest.mark.slow),
-    pytest.param("sm_100", FLOATS, marks=pytest.mark.slow)])
+    ("sm_90", ("float", "__half")), *(pytest.param(name, FLOATS, marks=pytest.mark.slow) for name in ARCHITECTURES)])
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_compiles_without_a_warning(compiler, source, architecture, types):
     """With a type that sums are made in, and with one that they are not."""

@@ -33,7 +33,7 @@ if devices.no_native_lanes():
     pytest.skip(devices.no_native_lanes(), allow_module_level=True)
 
 from minidl.devices.native import calls, code, stamps
-from minidl.devices.native.lanes import NativeLanes
+from minidl.devices.native.lanes import FEW_SPINS, SPINS, NativeLanes
 from minidl.devices.native.machines import MACHINES
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
@@ -65,6 +65,15 @@ def test_what_differs_between_machines_compiles_for_each(name, pause, counter):
         pytest.skip(str(error))
     code = machine.emit_assembly(llvm.parse_assembly(str(module))).lower().split()
     assert code.index(pause) < code.index(counter)
+
+
+@pytest.mark.parametrize(("cores", "spins"), [(1, FEW_SPINS), (2, SPINS), (3, SPINS)])
+def test_lanes_with_fewer_cores_than_they_are_sleep_early(cores, spins, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(cores)})
+    work = Work(["a", "b"], [0, 0], [[0], [1]], [(1, 0)], lambda task, stream: [], str)
+    with closing(NativeLanes(work)) as lanes:
+        assert [int(lane.words[code.SPINS]) for lane in lanes._lanes] == [spins] * 2
+        lanes.run()
 
 
 # ---------------------------------------------------------------------------------------------------- single calls
