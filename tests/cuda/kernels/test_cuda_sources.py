@@ -115,9 +115,8 @@ def test_dependent_kernels_wait_and_let_the_next_one_start(compiler):
 
 def test_what_does_not_compile_is_noticed(compiler):
     for read in (False, True):
-        undefined, unused = "x[0] = nothing;", "int unused; x[0] = 1;"
-        assert "undefined" in compiler(f"__global__ void k(int* x) {{ {undefined} }}", "k.cu", "sm_90", read=read)[0]
-        assert "never referenced" in compiler(f"__global__ void k(int* x) {{ {unused} }}", "k.cu", "sm_90", read=read)[0]
+        for line, message in (("x[0] = nothing;", "undefined"), ("int unused; x[0] = 1;", "never referenced")):
+            assert message in compiler(f"__global__ void k(int* x) {{ {line} }}", "k.cu", "sm_90", read=read)[0]
 
 
 # ----------------------------------------------------------------------------------------------------------- signatures
