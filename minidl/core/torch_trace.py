@@ -31,8 +31,8 @@ from .tasks import Kind, pack
 from .timeline import Timeline
 from .trace import content
 
-CALLS = re.compile(r"cpu_op|\w+_(runtime|driver)")  #: categories of calls of PyTorch and of the device's library
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+CALLS = re.compile(r"cpu_op|operator|(\w+_)?(runtime|driver)", re.IGNORECASE)  #: categories of calls, also older ones
+DEVICE = re.compile("kernel|(gpu_)?mem(cpy|set)", re.IGNORECASE)
 _TRACE = ("a trace in JSON (of minidl, PyTorch's profiler, JAX's (its NAME.trace.json.gz), VizTracer or another in the "
           "Trace Event format)")
 _JAX_MOST = 1_000_000  #: of the events of a trace in JSON; JAX leaves later ones out without a word
@@ -62,7 +62,7 @@ class _Slice:
 
     @property
     def on_device(self) -> bool:
-        return self.category in DEVICE
+        return DEVICE.fullmatch(self.category or "") is not None
 
     @property
     def works(self) -> bool:
@@ -177,7 +177,7 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
     found: list[_Slice] = []
     pairs: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for e in events:
-        if e.get("ph") == "X":
+        if e.get("ph") == "X" and e.get("cat") != "Trace":  # the time in which a profiler of PyTorch was on
             found += _slice(e, e.get("dur", 0), base, lost)
         elif e.get("ph") in ("B", "E"):
             pairs[_thread(e)].append(e)

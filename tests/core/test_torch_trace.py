@@ -143,6 +143,26 @@ def test_every_form_of_the_format_is_the_same_trace(tmp_path, form, packed):
     assert load_torch([path]).summary() == load_torch([written(tmp_path / "a.json", STEP)]).summary()
 
 
+def test_categories_of_older_versions_of_torch(tmp_path):
+    """Until 1.12 its profiler wrote Kernel, Memcpy, Memset, Runtime and, at first, Operator."""
+    events = [*STEP, kernel("copy", 60, 2, 1, cat="gpu_memcpy"), kernel("set", 62, 2, 1, cat="gpu_memset")]
+    old = {"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset", "cuda_runtime": "Runtime"}
+    right = load_torch([written(tmp_path / "now.json", events)]).summary()
+    for more in ({}, {"cpu_op": "Operator"}):
+        then = [{**e, "cat": (old | more).get(e.get("cat"), e.get("cat"))} for e in events]
+        assert load_torch([written(tmp_path / "then.json", then)]).summary() == right
+
+
+def test_the_time_in_which_a_profiler_was_on_is_no_task(tmp_path, capsys):
+    """torch 2.13 writes it also if nothing was recorded, such as on threads that the profiler does not see."""
+    on = {"ph": "X", "cat": "Trace", "pid": "Spans", "tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)",
+          "ts": 0, "dur": 1000}
+    assert main(["report", written(tmp_path / "a.json", [on])]) == 2
+    assert "no calls and no kernels" in one_line(capsys)
+    mark = {**call("ProfilerStep#1", 5, 20, cat="user_annotation"), "args": {}}
+    assert load_torch([written(tmp_path / "b.json", [on, mark])]).makespan == 20
+
+
 LOST = {
     **{f"a duration of {d}": (1, [{**kernel("bad", 3, 0, 9), "dur": d}]) for d in (
         -2, -0.001, "-1", float("nan"), float("inf"), None, "x", "1_0", "", [1], True, 1e300, "1e999999999")},
