@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-SRUN = "Slurm's srun"
+SRUN, TORCHRUN = "Slurm's srun", "torchrun"
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Variables:
 #: the variables of a shell that srun has started are still there under mpiexec. SLURM_PROCID and SLURM_NTASKS are no
 #: marks, since a batch script has them, which srun did not start.
 LAUNCHERS = {
+    TORCHRUN: Variables("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK"),  # no launcher of MPI's
     "Open MPI's mpiexec": Variables("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
                                     "OMPI_COMM_WORLD_LOCAL_RANK"),
     "Intel MPI's mpiexec": Variables("I_MPI_HYDRA_UUID", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
@@ -76,7 +77,7 @@ def tasks() -> int:
 def connects(launcher: str | None, library: str) -> bool:
     """Whether the launcher's ranks can meet in this MPI library, as in `STARTED_BY`; True if nobody can know it yet."""
     maker = (launcher or "").partition("'s mpiexec")
-    return not maker[1] or maker[0] in STARTED_BY.get(library, maker)
+    return launcher != TORCHRUN and (not maker[1] or maker[0] in STARTED_BY.get(library, maker))
 
 
 def cure(library: str) -> str:
@@ -87,8 +88,8 @@ def cure(library: str) -> str:
                 f"start them with srun --mpi={fits}, not {given}") + f", or with the mpiexec of {library}"
     beside = os.path.join(sys.prefix, "bin", "mpiexec")
     there = f" ({beside})" if os.path.exists(beside) and connects(of(beside), library) else ""
-    return (f"start them with the mpiexec of {library}{there}, or install the launcher's MPI in this environment in "
-            f"place of {library}")
+    return f"start them with the mpiexec of {library}{there}" + ("" if name() == TORCHRUN else (
+        f", or install the launcher's MPI in this environment in place of {library}"))
 
 
 def needs(launcher: str | None, cores: int) -> list[str]:
@@ -116,5 +117,4 @@ def first() -> tuple[str, str | None] | None:
     """The `mpiexec` that a shell finds here, and its name; None if there is none."""
     import shutil
 
-    path = shutil.which("mpiexec")
-    return None if path is None else (path, of(path))
+    return (path, of(path)) if (path := shutil.which("mpiexec")) else None

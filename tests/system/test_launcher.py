@@ -30,6 +30,7 @@ STARTED = {
                            "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
     "Slurm's srun": {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"},
     "an unknown launcher": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"},
+    "torchrun": {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
     None: {},
 }
 
@@ -68,7 +69,7 @@ def test_a_launcher_is_known_by_its_variables(by, started):
 def test_mpi_starts_only_where_launcher_and_library_fit(by, library, started):
     did = started(by, library)
     unknown = by in (None, "Slurm's srun", "an unknown launcher") or library == "Unheard MPI"
-    fits = unknown or (by == "Open MPI's mpiexec") == (library == "Open MPI")
+    fits = by != "torchrun" and (unknown or (by == "Open MPI's mpiexec") == (library == "Open MPI"))
     says = f"{by} has started this process, and mpi4py uses the library of {library} 5.0.*; start them with the mpiexec"
     with pytest.raises(mpi.MPIError, match="THREAD_MULTIPLE" if fits else says) as caught:
         mpi.MPI()
@@ -87,6 +88,20 @@ def test_a_launcher_counts_before_the_one_that_started_its_shell(by, started, mo
     for variable in SHELL.keys() - STARTED[by].keys():
         monkeypatch.setenv(variable, SHELL[variable])
     assert (launcher.name(), launcher.rank(), launcher.local_rank(), launcher.size()) == (by, 1, 1, 2)
+
+
+def test_torchrun_connects_no_ranks_also_if_srun_started_it(started, monkeypatch, capsys):
+    """Each of its processes would train alone, on the whole batch."""
+    started("torchrun", local=0)
+    for variable, value in STARTED["Slurm's srun"].items():
+        monkeypatch.setenv(variable, value)
+    assert (launcher.name(), launcher.local_rank(), launcher.size()) == ("torchrun", 0, 2)
+    for more in ([], ["--parallel", "data"], ["--parallel", "data", "--ranks", "2"]):
+        assert main(["train", "--model", "mlp", *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("minidl: torchrun has started this process, and mpi4py uses the library of MPICH 5.0, ")
+        assert "start them with the mpiexec of MPICH" in error
+        assert "install" not in error
 
 
 def test_a_batch_script_is_no_rank(started, monkeypatch):
