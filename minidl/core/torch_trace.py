@@ -17,6 +17,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from itertools import accumulate, count
@@ -55,6 +56,7 @@ class _Slice:
     start: int
     end: int
     args: dict[str, Any]
+    call: str  #: the number that a kernel shares with the call that launched it; empty if there is none
     file: int = 0
     rank: int = 0
     lane: str = ""
@@ -69,12 +71,6 @@ class _Slice:
         """It is an operation, and no range, function or mark."""
         return (self.on_device or CALLS.fullmatch(self.category or "") is not None or "hlo_op" in self.args
                 or self.name.startswith("gloo:"))
-
-    @property
-    def call(self) -> str:
-        """The number that a kernel shares with the call that launched it; empty if there is none."""
-        value = self.args.get("correlation")
-        return str(value) if isinstance(value, int | str) else ""
 
     @property
     def waits(self) -> bool:
@@ -142,12 +138,9 @@ def _thread(event: dict[str, Any]) -> tuple[str, str]:
 def _exact(value: Any) -> Decimal | None:
     """A number, or its text; None for anything else."""
     if type(value) is int or (isinstance(value, str) and _NUMBER.fullmatch(value.strip())):
-        try:
+        with suppress(InvalidOperation):
             number = Decimal(value)
-            if number.adjusted() < 19:
-                return number
-        except InvalidOperation:
-            pass
+            return number if number.adjusted() < 19 else None
     return None
 
 
@@ -192,6 +185,12 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
         notes.append(f"{path}: {count_of(early, 'event')} with a negative time {'are' if early > 1 else 'is'} kept, "
                      "since only differences of times count")
     found.sort(key=lambda s: (s.thread, s.start, -s.end))
+    callers = {(s.call, s.thread[0]) for s in found if s.call and s.works and not s.on_device}
+    if len(callers) > len({call for call, _ in callers}):
+        notes.append(f"{path}: several processes number their launches alike, as in a file that was merged from ranks, "
+                     "so no call is known to launch a kernel or to wait for it; give one file of each rank")
+        for s in found:
+            s.call = ""
     names = {_thread(e)[:1 + (e["name"] == "thread_name")]: _text(_dict(e.get("args")).get("name"))
              for e in events if e.get("ph") == "M" and e.get("name") in ("process_name", "thread_name")}
     return found, names, _rank(path, _dict(head.get("distributedInfo")).get("rank"))
@@ -206,8 +205,10 @@ def _slice(e: dict[str, Any], until: Any, base: int, lost: list[str], *, absolut
     if begin is None or end is None or end < begin:
         lost.append(_called(e))
     else:
+        call = _dict(e.get("args")).get("correlation")
         yield _Slice(_text(e.get("name", "?")), e["cat"] if isinstance(e.get("cat"), str) else None, _thread(e),
-                     base + round(begin * 1000), base + round(end * 1000), _dict(e.get("args")))
+                     base + round(begin * 1000), base + round(end * 1000), _dict(e.get("args")),
+                     str(call) if isinstance(call, int | str) else "")
 
 
 def _pairs(events: list[dict[str, Any]], base: int, lost: list[str]) -> Iterator[_Slice]:
@@ -256,11 +257,10 @@ def _tasks(slices: list[_Slice], names: dict[tuple[str, ...], str]) -> Iterator[
             found = list(_alone(own))
         if found:
             hosts[thread] = found
-    launch = {s.call: s.kind for s in slices if not s.on_device}
+    launch = {s.call: s.kind for s in slices if s.call and not s.on_device}
     for s in kernels:
-        device, stream = s.args.get("device", s.thread[0]), s.args.get("stream", s.thread[1])
-        s.lane = f"device {_text(device)} stream {_text(stream)}"
-        s.kind = launch.get(s.call, Kind.F) if s.call else Kind.F
+        s.lane = f"device {s.thread[0]} stream {s.thread[1]}"
+        s.kind = launch.get(s.call, Kind.F)
     yield from kernels
     several = len({process for process, _ in hosts}) > 1
     used: Counter[str] = Counter()
@@ -339,7 +339,7 @@ def _launches(slices: list[_Slice], tasks: list[_Slice]) -> Iterator[Edge]:
     """The edges within one file: from calls to the kernels that they launch, and from kernels to calls that wait."""
     hosts = grouped((s.thread, s) for s in tasks)
     starts = {thread: [s.start for s in own] for thread, own in hosts.items()}
-    kernels = sorted((s for s in tasks if s.on_device), key=lambda s: s.end)
+    kernels = sorted((s for s in tasks if s.on_device and s.call), key=lambda s: s.end)
     ends = [s.end for s in kernels]
     launched: dict[str, tuple[_Slice, int]] = {}
     posted: list[tuple[int, _Slice, int]] = []  # calls that hand a collective to a thread of gloo

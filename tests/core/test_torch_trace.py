@@ -274,6 +274,23 @@ def test_two_files_of_one_rank(tmp_path, capsys):
     assert len(load_torch([paths[0], unnamed]).lanes) == 6, "in the order given where one has no rank"
 
 
+def test_a_file_that_was_merged_from_ranks_has_lanes_of_each_and_says_what_it_lost(tmp_path):
+    """As SGLang merges: the rank stands before the process, while each rank sees one GPU and counts its own calls."""
+    late = [{**e, "ts": e["ts"] + 7} for e in STEP if "ts" in e]
+    merged = [{**e, "pid": f"[TP{rank:02}] {e.get('pid')}"} for rank, own in enumerate((STEP, late)) for e in own]
+    t = load_torch([written(tmp_path / "merged.json", merged)])
+    assert {u.lane.name: u.busy for u in usage(t)} == {
+        f"{lane[0]} [TP{rank:02}] {lane[1]}": busy for rank in (0, 1) for lane, busy in (
+            (("device", "0 stream 7"), 30), (("device", "0 stream 8"), 5), (("process", "1 thread 5"), 16))}
+    assert not len(t.edges), "a call of one rank launches no kernel of another"
+    assert "merged.json: several processes number their launches alike" in t.meta["notes"][0]
+    apart = [{**e, "args": {**e["args"], "correlation": 100 * e["args"]["correlation"]}}
+             if e.get("args", {}).get("correlation") and "TP01" in e["pid"] else e for e in merged]
+    t = load_torch([written(tmp_path / "apart.json", apart)])
+    assert len(t.edges) > 4
+    assert not [line for line in t.meta["notes"] if "alike" in line]
+
+
 def test_threads_of_several_processes_have_lanes_of_their_own(tmp_path):
     events = [{**call(f"f{pid}", 0, 10), "pid": pid} for pid in (1, 2)]
     t = load_torch([written(tmp_path / "a.json", events)])
