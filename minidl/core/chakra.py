@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -248,11 +249,12 @@ def _node(number: int, name: str, kind: int, after: Iterable[int], needs: Iterab
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def load(paths: Sequence[str | Path]) -> Timeline:
-    """The timeline of files that `save` wrote, one for each rank, in the order of ranks; times are as in the files.
-    Raises ValueError for other files, OSError for those that cannot be read."""
+    """The timeline of files that `save` wrote, `NAME.{rank}.et`; under other names, in the order of ranks. Times are as
+    in the files. Raises ValueError for other files, OSError for those that cannot be read."""
     rows, edges, lanes = list[tuple[Any, ...]](), list[tuple[int, int]](), list[Lane]()
     ends: tuple[dict[int, list[int]], ...] = defaultdict(list), defaultdict(list)  # by tag: the makers, the readers
-    for rank, path in enumerate(paths):
+    named = {int(found[1]): path for path in paths if (found := re.search(r"\.([0-9]{1,5})\.et$", str(path)))}
+    for rank, path in sorted(named.items()) if len(named) == len(paths) else enumerate(paths):
         try:
             about, nodes = _nodes(read(path, "trace"))
             lane_of = {name: len(lanes) + i for i, name in enumerate(about["lanes"])}
@@ -272,15 +274,12 @@ def load(paths: Sequence[str | Path]) -> Timeline:
                         [at[n] for n in users.get(number, ())] if node[3] == RECEIVE
                         else [at[d] for d in node["needs"]])
             lanes += [Lane(rank, name) for name in about["lanes"]]
-            if rank == 0:
-                first = about
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            why = " ".join(str(error).split())[:120]
-            raise ValueError(f"{path} is not {OURS}: {why}") from None
+            raise ValueError(f"{path} is not {OURS}: {' '.join(str(error).split())[:120]}") from None
     edges += [(a, b) for tag in ends[0] for a in ends[0][tag] for b in ends[1].get(tag, [])]
     key, at_lane, start, end, nbytes = zip(*rows, strict=True) if rows else ((),) * 5
-    return Timeline.of_tasks(lanes, key, at_lane, start, end, bytes=nbytes, edges=edges, labels=tuple(first["labels"]),
-                             peak_bytes=first["peak_bytes"], predicted=first["predicted"], unit="us")
+    return Timeline.of_tasks(lanes, key, at_lane, start, end, bytes=nbytes, edges=edges, labels=tuple(about["labels"]),
+                             peak_bytes=about["peak_bytes"], predicted=about["predicted"], unit="us")
 
 
 def _nodes(content: bytes) -> tuple[dict[str, Any], dict[int, dict[Any, Any]]]:

@@ -75,22 +75,20 @@ def attributes(node) -> dict:
 @settings(max_examples=drawn(40))
 @given(plans(latency=True, pairs=True))
 def test_a_timeline_comes_back(tmp_path_factory, plan: Plan):
-    """Lanes, tasks, times and edges across lanes, of any plan."""
+    """Ranks, lanes, tasks, times and edges across lanes, of any plan."""
     folder, t = tmp_path_factory.mktemp("chakra"), plan.timeline
     chakra.save(t, folder / "t.et", 1000.0)
     ranks = sorted({lane.rank for lane in t.lanes})
     again = chakra.load([folder / f"t.{rank}.et" for rank in ranks])
-    number = {rank: i for i, rank in enumerate(ranks)}  # files are given in the order of ranks
 
-    def told(t: Timeline, rank: dict[int, int], scale: float) -> set:
+    def told(t: Timeline, scale: float) -> set:
         first, _, size = t.actions
         pairs = np.concatenate([[], *(t.tasks[a : a + n] for a, n in zip(first, size, strict=True) if n > 1)])
-        return {(rank[t.lanes[t.lane[r]].rank], t.lanes[t.lane[r]].name, t.name(r),
+        return {(t.lanes[t.lane[r]].rank, t.lanes[t.lane[r]].name, t.name(r),
                  None if r in pairs else round(float(t.start[r]) * scale)) for r in t.tasks.tolist()}
 
-    alone = {x[2] for x in told(t, number, 1.0) if x[3] is not None}
-    back = told(again, {rank: rank for rank in number.values()}, 1.0)
-    assert {(*x[:3], x[3] if x[2] in alone else None) for x in back} == told(t, number, 1000.0)
+    alone = {x[2] for x in told(t, 1.0) if x[3] is not None}
+    assert {(*x[:3], x[3] if x[2] in alone else None) for x in told(again, 1.0)} == told(t, 1000.0)
     assert again.makespan == pytest.approx(1000 * t.makespan, abs=2 * len(t.tasks))
     edges = {(t.name(a), t.name(b)) for a, b in t.edges.tolist()}
     assert {(again.name(a), again.name(b)) for a, b in again.edges.tolist()} == edges
@@ -165,6 +163,22 @@ def test_short_times_are_refused_with_a_factor(tmp_path):
     assert [node.duration_micros for node in nodes(tmp_path / "t.0.et")] == [40, 0, 2960]
     chakra.save(replace(t, unit="ms"), tmp_path / "t.et")
     assert [node.duration_micros for node in nodes(tmp_path / "t.0.et")] == [40, 0, 2960]
+
+
+def test_files_have_the_ranks_of_their_names(tmp_path):
+    """A shell sorts t.10.et before t.2.et."""
+    t = ml.plan(ml.Pipeline(3), "gpipe", machine=ml.Machine(12)).timeline
+    chakra.save(t, tmp_path / "t.et", 1000.0)
+    back = chakra.load(sorted(tmp_path.iterdir()))
+    assert {lane.rank: lane for lane in back.lanes} == dict(enumerate(t.lanes))
+    for rank in range(12):
+        starts = [sorted(x.start[x.tasks][x.rank_of_each[x.tasks] == rank].tolist()) for x in (t, back)]
+        assert starts[0] == pytest.approx([start / 1000 for start in starts[1]])
+    assert {lane.rank for lane in chakra.load([tmp_path / "t.11.et", tmp_path / "t.3.et"]).lanes} == {3, 11}
+    for name in ("a.et", "b.99999999999999999999.et"):
+        (tmp_path / name).write_bytes((tmp_path / "t.7.et").read_bytes())
+    assert [lane.rank for lane in chakra.load([tmp_path / "a.et", tmp_path / "t.7.et"]).lanes] == [0, 1]
+    assert [lane.rank for lane in chakra.load([tmp_path / "b.99999999999999999999.et"]).lanes] == [0]
 
 
 def test_other_files_are_one_line(tmp_path, capsys):
