@@ -43,6 +43,7 @@ _EMPTY: dict[str, Any] = {}
 _ROUNDING = 2  #: nanoseconds by which a call may seem to end after the one that made it
 _RANGE = re.compile(r"[\W_]*(forward|backward|optimizer)", re.IGNORECASE)  #: ranges that users and optimizers name
 _KIND = {"forward": Kind.F, "backward": Kind.B, "optimizer": Kind.U}
+_MESSAGE = re.compile("gloo:(send|recv)")  #: lasts until it has arrived, beyond the call that posts it on its thread
 _TOGETHER = re.compile("all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier", re.IGNORECASE)  #: end at once
 
 
@@ -132,7 +133,9 @@ def _called(event: dict[str, Any]) -> str:
 
 
 def _thread(event: dict[str, Any]) -> tuple[str, str]:
-    return sys.intern(_text(event.get("pid"))), sys.intern(_text(event.get("tid")))
+    """The process of an event, and its thread or the messages of its thread."""
+    more = " messages" if _MESSAGE.match(str(event.get("name"))) else ""
+    return sys.intern(_text(event.get("pid"))), sys.intern(_text(event.get("tid")) + more)
 
 
 def _exact(value: Any) -> Decimal | None:
@@ -294,7 +297,7 @@ def _outermost(slices: Iterable[_Slice]) -> Iterator[_Slice]:
     end = late = -(1 << 80)
     for s in slices:
         within = s.end <= end or (s.start < end and s.end <= late)
-        if not within and not s.waits:
+        if (not within or _MESSAGE.match(s.name)) and not s.waits:
             end, late = s.end, s.end + _ROUNDING
             yield s
 
@@ -342,7 +345,7 @@ def _launches(slices: list[_Slice], tasks: list[_Slice]) -> Iterator[Edge]:
     kernels = sorted((s for s in tasks if s.on_device and s.call), key=lambda s: s.end)
     ends = [s.end for s in kernels]
     launched: dict[str, tuple[_Slice, int]] = {}
-    posted: list[tuple[int, _Slice, int]] = []  # calls that hand a collective to a thread of gloo
+    posted: list[tuple[int, _Slice, int]] = []  # calls that hand a collective or a message to gloo
     for s in slices:
         if s.on_device or s.thread not in hosts:
             continue
@@ -354,15 +357,12 @@ def _launches(slices: list[_Slice], tasks: list[_Slice]) -> Iterator[Edge]:
                 posted.append((s.start, own[at - 1], s.end))
         if s.waits and (before := bisect_right(ends, s.end)) and (after := bisect_left(begin, s.end)) < len(own):
             yield kernels[before - 1], own[after], s.end
-    for s in kernels:
-        if s.call in launched:
-            call, shown = launched[s.call]
-            yield call, s, min(shown, s.start)
     posted.sort(key=lambda post: post[0])
-    for s in tasks:
-        if s.name.startswith("gloo:") and (at := bisect_right(posted, s.start, key=lambda post: post[0])):
-            _, call, shown = posted[at - 1]
-            yield call, s, min(shown, s.start)
+    made = [(s, *launched[s.call]) for s in kernels if s.call in launched]
+    made += [(s, *posted[at - 1][1:]) for s in tasks if s.name.startswith("gloo:")
+             and (at := bisect_right(posted, s.start, key=lambda post: post[0]))]
+    for s, call, shown in made:
+        yield call, s, min(shown, s.start)
 
 
 # ---------------------------------------------------------------------------------------------------------------- ranks
@@ -375,8 +375,9 @@ def _what(s: _Slice) -> str:
 def _group(s: _Slice) -> tuple[str, ...] | None:
     """The key of all collectives of a process group, or of all messages from one rank to another. None for
     other tasks, and for messages that do not say their ranks."""
-    if s.name.startswith("gloo:"):  # which does not name its group
-        return s.name, str(s.args.get("Input Dims")), str(s.args.get("Input type"))
+    if s.name.startswith("gloo:"):  # which names neither its group nor a message's ranks
+        said = s.name, str(s.args.get("Input Dims")), str(s.args.get("Input type"))
+        return None if _MESSAGE.match(s.name) else said
     if not s.on_device or not (s.name.startswith("nccl") or "Collective name" in s.args):
         return None
     group = tuple(str(s.args.get(f"Process Group {x}", "")) for x in ("Name", "Ranks"))

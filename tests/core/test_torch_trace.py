@@ -410,6 +410,25 @@ def test_sums_of_gloo_meet_and_depend_on_the_calls_that_post_them(tmp_path):
     assert path == ["aten::linear", "c10d::allreduce_", "gloo:all_reduce"]
 
 
+def test_messages_of_gloo_last_beside_the_calls_of_their_thread(tmp_path):
+    """As torch 2.13 writes them: in the row of the thread that posts them, until they have arrived, without ranks. What
+    the thread computes meanwhile counts, and a rank's send does not meet another rank's send."""
+    def message(what: str, ts: float, dur: float) -> list[dict[str, Any]]:
+        return [call(f"c10d::{what}", ts, 1), {**call(f"gloo:{what}", ts + 0.5, dur, cat="user_annotation"),
+                                               "args": {"Input Dims": [[16, 256]], "Input type": ["float"]}}]
+
+    t = load_torch(of_ranks(
+        tmp_path, [*message("send", 0, 30), call("aten::linear", 5, 10), *message("send", 20, 9)],
+        [*message("recv", 1, 9), call("aten::linear", 12, 8), *message("send", 5, 20), *message("recv", 26, 9)],
+        [*message("recvAnySource", 6, 20)]))
+    assert {(str(u.lane), u.tasks, u.busy) for u in usage(t)} == {
+        ("0/thread 5", 3, 12), ("0/thread 5 messages", 2, 30), ("1/thread 5", 4, 11), ("1/thread 5 messages", 3, 33),
+        ("2/thread 5", 1, 1), ("2/thread 5 messages", 1, 20)}
+    edges = {(t.label(a).split()[1], t.label(b).split()[1]) for a, b in t.edges.tolist()}
+    assert edges == {(f"c10d::{what}", f"gloo:{what}") for what in ("send", "recv", "recvAnySource")}
+    assert not [line for line in t.meta["notes"] if "match" in line]
+
+
 def says(message: str) -> None:
     """It is one line, without words of Python."""
     assert len(message.splitlines()) == 1
