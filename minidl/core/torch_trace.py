@@ -178,7 +178,7 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
         elif e.get("ph") in ("B", "E"):
             pairs[_thread(e)].append(e)
     for both in pairs.values():
-        found += _pairs(both, base, lost)
+        found += [*_pairs(both, base, lost)][::-1]  # those that contain others first, also if all end together
     if _dict(head.get("viztracer_metadata")).get("overflow") is True or len(found) == _JAX_MOST:
         notes.append(f"{path}: it had more events than its profiler keeps; some are missing")
     if lost:

@@ -391,6 +391,19 @@ def test_traces_of_viztracer_have_the_time_of_each_function_itself(tmp_path):
     assert t.makespan == pytest.approx(8.0)
 
 
+def test_traces_of_py_spy_give_the_time_to_the_innermost_function(tmp_path):
+    """As py-spy 0.4 writes them: B and E in an array; the frames of a sample begin together, and may end together."""
+    frames, ends = [(f, 0) for f in "abc"] + [("d", 10), ("e", 10), ("d", 30)], [("e", 20), ("d", 20), ("d", 35)]
+    events = [{"ph": ph, "cat": "py-spy", "name": name, "pid": 1, "tid": 5, "ts": ts} for ph, some in (
+        ("B", frames[:5]), ("E", ends[:2]), ("B", frames[5:]), ("E", ends[2:]), ("E", [(f, 40) for f in "cba"]))
+        for name, ts in some]
+    path = tmp_path / "spy.json"
+    path.write_text(json.dumps(events))
+    t = load_torch([path])
+    took = {x["label"].split()[1]: x["total"] for x in t.summary()["longest"]}
+    assert {name: time for name, time in took.items() if time} == {"c": 25, "d": 5, "e": 10}
+
+
 def test_a_profiler_that_kept_too_few_events_is_said(tmp_path, monkeypatch):
     for most, head in ((1_000_000, {"viztracer_metadata": {"overflow": True}}), (7, {})):
         monkeypatch.setattr("minidl.core.torch_trace._JAX_MOST", most)
