@@ -32,8 +32,8 @@ from .tasks import Kind, pack
 from .timeline import Timeline
 from .trace import content
 
-CALLS = re.compile(r"cpu_op|operator|(\w+_)?(runtime|driver)", re.IGNORECASE)  #: categories of calls, also older ones
-DEVICE = re.compile("kernel|(gpu_)?mem(cpy|set)", re.IGNORECASE)
+CALLS = re.compile(r"cpu_op|\w+_(runtime|driver)|Operator|Runtime")  #: categories of calls; the last two of older torch
+DEVICE, OLDER = ("kernel", "gpu_memcpy", "gpu_memset"), ("Kernel", "Memcpy", "Memset")
 _TRACE = ("a trace in JSON (of minidl, PyTorch's profiler, JAX's (its NAME.trace.json.gz), VizTracer or another in the "
           "Trace Event format)")
 _JAX_MOST = 1_000_000  #: of the events of a trace in JSON; JAX leaves later ones out without a word
@@ -65,7 +65,7 @@ class _Slice:
 
     @property
     def on_device(self) -> bool:
-        return DEVICE.fullmatch(self.category or "") is not None
+        return self.category in DEVICE or (self.category in OLDER and "correlation" in self.args)
 
     @property
     def works(self) -> bool:

@@ -153,6 +153,15 @@ def test_categories_of_older_versions_of_torch(tmp_path):
         assert load_torch([written(tmp_path / "then.json", then)]).summary() == right
 
 
+def test_kernels_of_other_profilers_stay_among_their_other_events(tmp_path):
+    """ONNX Runtime's kernels have the category of older torch's, on a row of their own, and no number of a call."""
+    events = [call("model_run", 0, 50, cat="Session"), call("MatMul_kernel_time", 10, 20, cat="Node"),
+              {**kernel("sgemm", 15, 12, 0, cat="Kernel"), "pid": -1, "tid": -1, "args": {"stream": "0x1"}}]
+    t = load_torch([written(tmp_path / "a.json", events)])
+    took = {x["label"].split()[1]: x["total"] for x in t.summary()["longest"]}
+    assert took == {"model_run": 30, "MatMul_kernel_time": 20, "sgemm": 12}
+
+
 def test_the_time_in_which_a_profiler_was_on_is_no_task(tmp_path, capsys):
     """torch 2.13 writes it also if nothing was recorded, such as on threads that the profiler does not see."""
     on = {"ph": "X", "cat": "Trace", "pid": "Spans", "tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)",
