@@ -30,8 +30,8 @@ def beside(arguments: Any, plan: PipelinePlan) -> PipelinePlan:
     told = copy(arguments)
     told.scheduler_arg, told.given = [], arguments.given - {"--scheduler"}
     others = {name: other for name, other in every(told)[0].items() if not other.stale}
-    rows, took = plan.schedule.to_csv(), plan.timeline.makespan
-    equals = [name for name, other in others.items() if other.schedule.to_csv() == rows]
+    rows, took = replace(plan.schedule, notes={}).to_csv(), plan.timeline.makespan
+    equals = [name for name, other in others.items() if replace(other.schedule, notes={}).to_csv() == rows]
     least, _ = bounds(Problem.of(plan.placement, plan.micro_batches, plan.cost, plan.cap))
     note: dict[str, Any] = {
         "equals": equals, "nearest": None if equals else _nearest(plan.schedule, others), "bound": least,

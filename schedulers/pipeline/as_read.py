@@ -118,7 +118,7 @@ class AsRead:
         graph, like, chunks, machine = self.problem, self.like, self.asked.chunks, self.machine
         if isinstance(graph, Pipeline):
             made = read_plan(self.schedule, machine, self.micro_batches, chunks, like=like)
-            cost = graph.cost(made.placement, self.cost)
+            cost = graph.cost(made.placement, self.cost, (made.graph, made.schedule))
             own = like.cost.tasks if like is not None else {}  # of copies
             return None, replace(made, cost=replace(cost, tasks={**own, **cost.tasks}))
         if like is not None and like.stale:  # its graph has what the order says nothing of

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...core.columns import Floats, Rows, spread
+from ...core.graph import TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, Refused, check_numbers, is_whole
-from ...core.schedule import Lane
+from ...core.schedule import Lane, Schedule
 from ...core.tasks import Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
 from ...passes.choices import Choices
@@ -66,9 +67,12 @@ class Pipeline:
         times = (self.forward, self.output_grad, self.weight_grad) if cost is None else tuple(cost.kinds.values())
         return next((len(time) for time in times if isinstance(time, Sequence | np.ndarray)), None)
 
-    def cost(self, placement: Placement, layers: CostModel | None = None) -> CostModel:
-        """The costs of these stages; `layers`: of a network's layers, which are summed. Raises PipelineError for a
-        wrong number of times, CostError for bad ones."""
+    def cost(self, placement: Placement, layers: CostModel | None = None,
+             step: tuple[TaskGraph, Schedule] | None = None) -> CostModel:
+        """The costs of these stages; `layers`: of a network's layers, which are summed. `step`: the graph, and an order
+        in whose pairs the exchanges of one task travel while the other computes: a pair takes as long as its
+        computation, its exchanges, or the longer one of its tasks, as with many layers in a stage. Raises PipelineError
+        for a wrong number of times, CostError for bad ones."""
         if layers is not None:
             return in_stages(layers, placement)
         travels = self.travels(placement)
@@ -76,7 +80,18 @@ class Pipeline:
                               self.bandwidth), links=self.links)
         if not travels.any():
             return found
-        return replace(found, kinds={**found.kinds, **{k: np.add(found.kinds[k], travels).tolist() for k in "FOB"}})
+        found = replace(found, kinds={**found.kinds, **{k: np.add(found.kinds[k], travels).tolist() for k in "FOB"}})
+        if step is None:
+            return found
+        (graph, order), tasks = step, dict[str, float]()
+        own, keys, time = unpack(order.keys), order.keys, found.durations(graph)[order.ids(graph)]
+        away = travels[own.unit % placement.stages] * np.isin(own.kind, (Kind.F, Kind.O, Kind.B))
+        for then in np.flatnonzero(order.second).tolist():
+            both = slice(then - 1, then + 1)
+            first, second = (time - away)[both].tolist()
+            whole = max(first + second, away[both].sum(), time[both].max())
+            tasks |= {task_name(keys[then - 1]): first, task_name(keys[then]): float(whole - first)}
+        return replace(found, tasks=tasks)
 
     def travels(self, placement: Placement) -> Floats:
         """The time of the exchanges of each stage, one way."""
@@ -135,26 +150,9 @@ class GivenTimes:
             self.problem.message_bytes or max(draft.cost.sizes.get("message_bytes", ()), default=0))
         made = replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
         made = made if LAG not in self.choices.options else in_time(made, self.choices.options[LAG])
-        made = self._overlapped(made) if schedule.joined is not None and self.cost is None else made
+        if schedule.joined is not None:
+            made = replace(made, cost=self.problem.cost(place, self.cost, (made.graph, made.order)))
         return made if self.machine.replicas == 1 else self._summed(made, found)
-
-    def _overlapped(self, draft: Draft) -> Draft:
-        """The step in whose pairs the exchanges of one task travel while the other computes: a pair takes as long as
-        its computation, its exchanges, or the longer one of its tasks. So it is with many layers in a stage."""
-        travels, order = self.problem.travels(draft.placement), draft.order
-        pairs = np.flatnonzero(order.second)
-        if not travels.any() or not len(pairs):
-            return draft
-        own, keys = unpack(order.keys), order.keys
-        time = draft.cost.durations(draft.graph)[order.ids(draft.graph)]
-        away = travels[own.unit % draft.placement.stages] * np.isin(own.kind, (Kind.F, Kind.O, Kind.B))
-        tasks = dict[str, float]()
-        for then in pairs.tolist():
-            both = slice(then - 1, then + 1)
-            first, second = (time - away)[both].tolist()
-            whole = max(first + second, away[both].sum(), time[both].max())
-            tasks |= {task_name(keys[then - 1]): first, task_name(keys[then]): float(whole - first)}
-        return replace(draft, cost=replace(draft.cost, tasks={**draft.cost.tasks, **tasks}))
 
     def _summed(self, draft: Draft, found: Ordered) -> Draft:
         """The step whose replicas sum each stage's gradients after the last one, on a lane `comm`, before an update.

@@ -9,6 +9,7 @@ from command_line import refusal, run_json
 import minidl as ml
 from minidl.core.placement import PipelineError
 from minidl.core.tasks import Kind, unpack
+from minidl.schedulers import pipeline
 
 
 def plan(policy: str, ranks: int, micro_batches: int, exchange, forward=1.0, output_grad=1.0):
@@ -42,6 +43,15 @@ def test_the_tasks_of_a_pair_hide_each_others_exchanges(policy, exchange):
     for key in order.keys[alone].tolist():
         assert time[key] == pytest.approx(work[without.graph.find(np.array([key]))[0]] + x)
     assert without.step < found.step < plan(policy, 4, 12, 0.0, 1.0 + exchange, 1.0 + exchange).step
+
+
+@pytest.mark.parametrize("policy", ["gpipe", "interleaved", "dualpipe", "dualpipe_v"])
+@pytest.mark.parametrize("exchange", [0.5, 9.0])
+def test_an_order_that_is_read_has_the_price_of_the_policy_that_made_it(policy, exchange):
+    found = plan(policy, 4, 12, exchange)
+    again = plan(found.schedule, 4, 12, exchange)
+    assert again.step == found.step
+    assert pipeline.price(again) == pipeline.price(found)
 
 
 def test_the_command_and_bad_numbers(capsys):

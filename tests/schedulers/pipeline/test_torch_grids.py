@@ -101,6 +101,16 @@ def test_torchs_lowered_grid_with_fsdp_actions_is_read(torch_pipelines, name):
     assert read.schedule.keep(computes).to_csv() == pipeline.from_torch(as_csv(plain)).to_csv()
 
 
+@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("name", ["ScheduleInterleaved1F1B", "ScheduleDualPipeV"])
+def test_a_grid_equals_the_policy_of_its_order_with_messages_too(torch_pipelines, tmp_path, capsys, name, lowered):
+    (path := tmp_path / "grid.csv").write_text(as_csv(torch_order(torch_pipelines, name, 2, 4, 2, lowered=lowered)))
+    found = run_json(capsys, "simulate", "--ranks", "2", "--micro-batches", "4", "--chunks", "2",
+                     "--scheduler", str(path))[1]
+    assert found["beside"]["equals"] == [CLASSES[name][1]]
+    assert not found["beside"]["nearest"]
+
+
 @pytest.mark.parametrize("cell", ["UNSHARD", "1UNSHARD2", "1RESHAR", "xREDUCE_GRAD"])
 def test_a_misspelt_fsdp_action_is_one_clear_line(cell):
     with pytest.raises(ScheduleError, match="row 1, cell 2: .* is not an action"):
