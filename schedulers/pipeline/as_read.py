@@ -119,6 +119,8 @@ class AsRead:
         if isinstance(graph, Pipeline):
             made = read_plan(self.schedule, machine, self.micro_batches, chunks, like=like)
             cost = graph.cost(made.placement, self.cost, (made.graph, made.schedule))
+            if size := graph.message_bytes or max(cost.sizes.get("message_bytes", ()), default=0):
+                made = read_plan(self.schedule, machine, self.micro_batches, chunks, None, like, size)
             own = like.cost.tasks if like is not None else {}  # of copies
             return None, replace(made, cost=replace(cost, tasks={**own, **cost.tasks}))
         if like is not None and like.stale:  # its graph has what the order says nothing of

@@ -1,6 +1,9 @@
-"""Exchanges of pipelines on given times: a rank waits for them, but a pair's tasks compute while the other's travel."""
+"""Exchanges of pipelines on given times: a rank waits for them, but a pair's tasks compute while the other's travel.
+Their price and that of messages, in orders that are read."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from command_line import refusal, run_json
 import minidl as ml
 from minidl.core.placement import PipelineError
 from minidl.core.tasks import Kind, unpack
+from minidl.pricing.cost import CostModel
 from minidl.schedulers import pipeline
 
 
@@ -52,6 +56,23 @@ def test_an_order_that_is_read_has_the_price_of_the_policy_that_made_it(policy, 
     again = plan(found.schedule, 4, 12, exchange)
     assert again.step == found.step
     assert pipeline.price(again) == pipeline.price(found)
+
+
+LAYERS = replace(CostModel.given([1.0, 2.0, 1.0, 3.0] * 2, [1.0] * 8, [2.0] * 8, 0.5, 10.0),
+                 sizes={"message_bytes": [9, 5, 9, 7, 8, 5, 9, 3]})
+
+
+@pytest.mark.parametrize("policy", ["gpipe", "zb_h1", "interleaved", "dualpipe_v"])
+@pytest.mark.parametrize(("step", "cost"), [
+    (ml.Pipeline(8, latency=0.5, bandwidth=2.0, message_bytes=3), None), (ml.Pipeline(8), LAYERS)])
+def test_messages_of_an_order_that_is_read_have_bytes(policy, step, cost):
+    """Of the pipeline, or of the layers that a cut ends; also of one that has gone through torch's notation."""
+    found = ml.plan(step, policy, cost, ml.Machine(2))
+    assert found.step > ml.plan(replace(step, message_bytes=0), policy, cost and replace(cost, sizes={}),
+                                ml.Machine(2)).step
+    for text in (found.schedule.to_csv(), pipeline.for_torch(found)):
+        again = ml.plan(step, pipeline.read_schedule(text), cost, ml.Machine(2))
+        assert pipeline.price(again) == pipeline.price(found)
 
 
 def test_the_command_and_bad_numbers(capsys):
