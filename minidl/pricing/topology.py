@@ -47,12 +47,12 @@ class Topology:
         return Topology(replicas // together, together, self.inside, self._shared(self.per_node // together), 1)
 
     def of_messages(self, ranks: int, replicas: int) -> tuple[Link, Mapping[str, Link]]:
-        """The link between ranks of a pipeline on different nodes, and those in one node by pairs such as "0->1".
+        """The link between ranks of a pipeline on different nodes, if it has any, and those in one by pairs: "0->1".
         Messages of several replicas that leave a node at once share its rails. Raises CostError as nodes cut."""
         together = self._together(ranks, replicas)
         held = min(ranks, self.per_node // together)  # ranks of a pipeline in a node
         leaving = 1 if self.fill == "pipeline" else together
-        rail = self.across if leaving <= self.rails else self._shared(leaving)
+        rail = self.inside if held == ranks else self.across if leaving <= self.rails else self._shared(leaving)
         return rail, {f"{a}->{b}": self.inside for a in range(ranks)
                       for b in range(a // held * held, min(ranks, (a // held + 1) * held)) if a != b}
 

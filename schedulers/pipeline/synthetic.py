@@ -183,7 +183,7 @@ class GivenTimes:
         """The plan, not proved yet."""
         cost, own, schedule = draft.cost, found.cost, draft.schedule
         assert schedule is not None
-        times = replace(own, link=cost.link, step=cost.step, unit=cost.unit) if own else cost
+        times = replace(own, link=cost.link, links=cost.links, step=cost.step, unit=cost.unit) if own else cost
         return PipelinePlan(self.policy.name, draft.graph, schedule, times, self.machine.size, limit,
                             {**self.choices.options, **found.notes}, placement=draft.placement,
                             micro_batches=int(unpack(schedule.keys).micro_batch.max(initial=-1)) + 1,

@@ -119,6 +119,8 @@ def test_shares_and_links_are_those_of_all_ranks_by_number(ranks: int, replicas:
     most = max((count for each in leaving for count in each.values()), default=0)
     if most:
         assert rail.bandwidth == pytest.approx(50.0 * min(1, rails / most))
+    elif ranks > 1:
+        assert rail == of.inside
 
 
 @pytest.mark.parametrize(("make", "message"), [

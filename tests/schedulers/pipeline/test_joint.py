@@ -12,7 +12,7 @@ from rank_runs import trained
 
 import minidl as ml
 from minidl.cli import main
-from minidl.pricing.cost import CostModel
+from minidl.pricing.cost import CostModel, Link
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, joint
 from minidl.training.job import Job
@@ -71,6 +71,17 @@ def test_it_never_loses_to_interleaved_1f1b(p, rounds, v, latency, seed):
     assert found >= m * times.sum() / p - 1e-6
     again = pipelines.read_plan(pipeline.read_schedule(plan.schedule.to_csv()), p, m, plan.placement.chunks)
     assert again.peaks == plan.peaks
+
+
+def test_links_between_two_ranks_have_their_price():
+    """All pairs have links of their own, which take as long as others, or longer."""
+    def steps(link: Link) -> list[float]:
+        pairs = {f"{a}->{b}": link for a in range(3) for b in range(3) if a != b}
+        return [ml.plan(ml.Pipeline(4, latency=0.5, bandwidth=2.0, message_bytes=3, links=links), "joint",
+                        machine=ml.Machine(3)).step for links in ({}, pairs)]
+
+    same, longer = steps(Link(0.5, 2.0)), steps(Link(9.0, 2.0))
+    assert same[0] == same[1] == longer[0] < longer[1]
 
 
 def test_a_cap_is_kept():
