@@ -233,8 +233,7 @@ class Verdict:
 def verdict(found: Found) -> Verdict:
     """Follows the waits from the rank that has waited longest to the one for which nobody else is the reason."""
     states, silent = found.states, set(found.silent)
-    failed = sorted((s.time, r) for r, s in states.items() if s.error and s.own)
-    if failed:
+    if failed := sorted((s.time, r) for r, s in states.items() if s.error and s.own):
         rank = failed[0][1]
         return Verdict("failed", (rank,), f"rank {rank} failed: {states[rank].error}")
     waiting = {r: s for r, s in states.items() if s.waits and r not in silent}
@@ -342,8 +341,7 @@ def _alone(states: Mapping[int, RankState], silent: set[int]) -> Verdict:
 
 
 def _at_work(state: RankState) -> str:
-    running = state.doing.running
-    if running:
+    if running := state.doing.running:
         tasks = " and ".join(f"{lane.task} ({lane.label}) on lane {lane.name}" for lane in running)
         long = max((lane.seconds for lane in running if lane.seconds is not None), default=state.still)
         return f"rank {state.rank} runs {tasks}, for {long:.1f} s"

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.graph import TaskGraph
 from ...core.machine import Machine
-from ...core.placement import Placement
+from ...core.placement import Placement, Refused
 from ...core.schedule import Lane, Schedule
 from ...core.tasks import COLLECTIVE, COMMUNICATION, Kind, pack, repack, unpack
 from ...passes.choices import Choices
@@ -117,6 +117,9 @@ class AsRead:
         """The network's stages, None for given times and stale plans, and the plan before passes."""
         graph, like, chunks, machine = self.problem, self.like, self.asked.chunks, self.machine
         if isinstance(graph, Pipeline):
+            if machine.replicas > 1:
+                raise Refused(self.chosen.name, "on given times replicas sum gradients under policies, not in an order "
+                              "that is read", "name its policy, or leave the replicas out")
             made = read_plan(self.schedule, machine, self.micro_batches, chunks, like=like)
             cost = graph.cost(made.placement, self.cost, (made.graph, made.schedule))
             if size := graph.message_bytes or max(cost.sizes.get("message_bytes", ()), default=0):

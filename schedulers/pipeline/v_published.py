@@ -227,17 +227,16 @@ def _greedy(p, m, forward, output, weight, latency, cap, before_output, before_f
         elif phase == 3:  # one O on every rank: up if it can run, else down
             if count[2] + count[3] == 2 * m:
                 return True
-            else:
-                for down in range(2):
-                    for at in range(p):
-                        r = at if down == 1 else p - 1 - at
-                        n = count[5 * r + 3]
-                        up = n < count[5 * r + 2] and (
-                            r == p - 1 or count[5 * r + 2] >= m or end[3 * p * m + (r + 1) * m + n] >= 0)
-                        if up == (down == 0):
-                            item_rank[items], item_lane[items] = r, 2 + (down == 0)
-                            items += 1
-                phase, i = 4, 0
+            for down in range(2):
+                for at in range(p):
+                    r = at if down == 1 else p - 1 - at
+                    n = count[5 * r + 3]
+                    up = n < count[5 * r + 2] and (
+                        r == p - 1 or count[5 * r + 2] >= m or end[3 * p * m + (r + 1) * m + n] >= 0)
+                    if up == (down == 0):
+                        item_rank[items], item_lane[items] = r, 2 + (down == 0)
+                        items += 1
+            phase, i = 4, 0
         elif i >= p:
             phase = 3
         else:  # one F: up if it can run, else down if that can

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pipelines
 import pytest
-from command_line import SMALL, run, run_json
+from command_line import SMALL, refusal, run, run_json
 from helpers import need
 
 from minidl.core.schedule import ScheduleError
@@ -109,6 +109,17 @@ def test_a_grid_equals_the_policy_of_its_order_with_messages_too(torch_pipelines
                      "--scheduler", str(path))[1]
     assert found["beside"]["equals"] == [CLASSES[name][1]]
     assert not found["beside"]["nearest"]
+
+
+@pytest.mark.parametrize("form", [[], ["--format", "torch"]])
+def test_replicas_on_given_times_need_a_policy(tmp_path, capsys, form):
+    """The file of a policy's plan has its sums, torch's grid has none; a network's replicas take both."""
+    own = ["--ranks", "2", "--micro-batches", "4", "--replicas", "2", "--topology", "nodes=1,inside=1:1MB",
+           "--gradient-bytes", "5"]
+    path = str(tmp_path / "plan.csv")
+    assert run(capsys, "plan", *own, "--scheduler", "zb_h1", "--save", path, *form)[0] == 0
+    assert "plan.csv: on given times replicas sum gradients under policies, not in an order that is read; name " in (
+        refusal(capsys, "simulate", *own, "--scheduler", path))
 
 
 @pytest.mark.parametrize("cell", ["UNSHARD", "1UNSHARD2", "1RESHAR", "xREDUCE_GRAD"])
