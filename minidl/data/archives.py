@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from typing import IO, Any
 from .dataset import DataError
 
 PIECE = 1 << 20  #: how many bytes are read at a time
+#: in a name: of a file that a system or an editor has put beside the user's, such as ._a.jpg
+HIDDEN = re.compile(r"(^|/)\.[^./]")
 DEPTH = 4  #: how often packed files may be in one another: OpenWebText is texts in a .tar in an .xz in a .tar
 #: the first bytes of compressed files -> how they are opened
 READERS: dict[bytes, Callable[..., Any]] = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open}
@@ -33,16 +36,17 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:  # a parser may raise nearly any error on a bad file
         what = " ".join(str(error).split())[:300]
         if type(error) is not ValueError:
-            what = f"damaged or truncated ({type(error).__name__}: {what})"
+            bad = "not a text in UTF-8" if isinstance(error, UnicodeDecodeError) else "damaged or truncated"
+            what = f"{bad} ({type(error).__name__}: {what})"
         raise DataError(f"{path}: {what}") from error
 
 
 def files(archive: tarfile.TarFile, where: object) -> Iterator[tarfile.TarInfo]:
-    """The regular files of an archive. Raises DataError after the last one where the archive's end is missing."""
+    """The regular files of an archive but hidden ones. Raises DataError after the last one where its end is missing."""
     for member in archive:
         if member.size < 0:
             raise DataError(f"{where}: damaged: {member.name!r} has a size of {member.size}")
-        if member.isfile():
+        if member.isfile() and not HIDDEN.search(member.name):
             yield member
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..autograd.random import generator
 from . import draws
-from .dataset import ENDLESS, Array, DataError, Dataset, Scaling
+from .dataset import ENDLESS, Array, DataError, Dataset
 
 DEPTH = 2  #: how many batches are read ahead, where reading takes long
 
@@ -49,9 +49,10 @@ class Loader:
                  rank: int = 0, ranks: int = 1) -> None:
         self.dataset, self.batch_size, self.seed, self.training = dataset, batch_size, seed, training
         self.rank, self.ranks = rank, ranks
+        name, samples = dataset.name, dataset.samples
+        self.name, self.samples, self.classes, self.scaling = name, samples, dataset.classes, dataset.scaling
         self.position = 0  #: how many samples come before the next global batch, including all earlier epochs
         self._ahead = _Ahead(self) if dataset.slow else None
-        name, samples = dataset.name, dataset.samples
         # of an epoch, kept for two of them, since a batch may span both
         self._order = lru_cache(2)(lambda epoch: permutation(samples, "order", epoch, seed=seed) if training else
                                    np.arange(samples))
@@ -69,34 +70,9 @@ class Loader:
                 raise DataError(f"{name}: a batch of {rows} rows cannot be divided equally among {ranks} ranks")
 
     @property
-    def name(self) -> str:
-        """The name of the data."""
-        return self.dataset.name
-
-    @property
-    def classes(self) -> int:
-        """The number of classes; for tokens, the size of the vocabulary."""
-        return self.dataset.classes
-
-    @property
-    def samples(self) -> int:
-        """How many samples the data set has."""
-        return self.dataset.samples
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """By which mean and deviation data of one's own are standardised."""
-        return self.dataset.scaling
-
-    @property
     def epoch(self) -> int:
         """The epoch in which the next batch begins."""
         return self.position // self.samples
-
-    @property
-    def epochs_done(self) -> float:
-        """How many epochs the batches so far make."""
-        return self.position / self.samples
 
     @property
     def ended(self) -> bool:
@@ -159,10 +135,6 @@ class Loader:
         part = Loader(self.dataset, self.batch_size, seed=self.seed, training=self.training, rank=rank, ranks=ranks)
         part.restore(self.state())
         return part
-
-    def of(self, dataset: Dataset) -> Loader:
-        """A loader of this data set instead, with the same batch size, seed and order."""
-        return Loader(dataset, self.batch_size, seed=self.seed, training=self.training)
 
     def state(self) -> dict[str, int]:
         """The place of the next global batch: {"position"}."""

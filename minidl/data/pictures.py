@@ -11,25 +11,29 @@ import atexit
 import functools
 import io
 import math
-import multiprocessing
 import os
 import re
+import signal
+import sys
 import tarfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import draws
-from .archives import files, reading
+from .archives import HIDDEN, files, reading
 from .dataset import MOST, Array, DataError, Dataset, Scaling, Wanted, check_labels
 from .loader import fifth
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif")
+#: of files, in any case: torchvision's, and .gif
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 PIXELS = 1 << 28  #: the most pixels of a picture
 FILE = 256 << 20  #: the largest file of a picture
 MEAN, STD = np.array([0.485, 0.456, 0.406]) * 255, np.array([0.229, 0.224, 0.225]) * 255
@@ -71,14 +75,19 @@ def _train_of(root: Path) -> Path:
 
 
 def _has(folder: Path) -> bool:
-    """Whether folders or archives of classes with pictures are here."""
+    """Whether folders or archives of classes with pictures are here; in `train`, pictures may lie deeper."""
     if folder.name == "train" and any(entry.suffix == ".tar" for entry in _entries(folder)):
         return True
-    return any(f.suffix.lower() in SUFFIXES for entry in _entries(folder) if entry.is_dir() for f in entry.iterdir())
+    return any(_is_picture(f.relative_to(entry)) for entry in _entries(folder) if entry.is_dir()
+               for f in (entry.rglob("*") if folder.name == "train" else entry.iterdir()))
 
 
 def _entries(folder: Path) -> list[Path]:
-    return sorted(e for e in folder.iterdir() if not e.name.startswith("."))
+    return sorted(e for e in folder.iterdir() if not HIDDEN.search(e.name))
+
+
+def _is_picture(name: Path) -> bool:
+    return name.suffix.lower() in SUFFIXES and not HIDDEN.search(str(name))
 
 
 def _shards(root: Path, split: str) -> list[Path]:
@@ -97,34 +106,30 @@ def listing(root: Path, split: str) -> Listing:
             raise DataError(f"{root}: has shards for training but none for {split}, such as val-0000.tar")
         return _of_shards(found)
     train = _train_of(root)
+    names = tuple(_classes(train).values())
     test = next((root / name for name in TESTS if (root / name).is_dir()), None) if train != root else None
-    if test is None:
-        whole = _of_classes(train, None)
-        kept = fifth(len(whole.pictures), split)
-        return Listing([whole.pictures[i] for i in kept], whole.labels[kept], whole.classes)
-    if split == "train":
-        return _of_classes(train, None)
-    return _of_classes(test, tuple(_class_of(e) for e in _entries(train)))
+    if test is not None:
+        return _of_classes(train if split == "train" else test, names)
+    whole = _of_classes(train, names)
+    kept = fifth(len(whole.pictures), split)
+    return Listing([whole.pictures[i] for i in kept], whole.labels[kept], names)
 
 
-def _class_of(entry: Path) -> str:
-    return entry.name.removesuffix(".tar")
+def _classes(folder: Path) -> dict[Path, str]:
+    """The folders and archives of classes, and the name of each."""
+    return {e: e.name.removesuffix(".tar") for e in _entries(folder) if e.is_dir() or e.suffix == ".tar"}
 
 
-def _of_classes(folder: Path, known: tuple[str, ...] | None) -> Listing:
-    entries = [e for e in _entries(folder) if e.is_dir() or e.suffix == ".tar"]
-    loose = [e for e in _entries(folder) if e.suffix.lower() in SUFFIXES]
-    if loose:
+def _of_classes(folder: Path, names: tuple[str, ...]) -> Listing:
+    if loose := [e for e in _entries(folder) if _is_picture(Path(e.name))]:
         raise DataError(f"{loose[0]}: a picture must be in the folder of its class")
-    names = known or tuple(_class_of(e) for e in entries)
     pictures, labels = list[Picture](), list[int]()
-    for entry in entries:
-        name = _class_of(entry)
+    for entry, name in _classes(folder).items():
         if name not in names:
             raise DataError(f"{entry}: a class that the training part does not have")
-        own = ([Picture(str(f)) for f in sorted(entry.rglob("*")) if f.suffix.lower() in SUFFIXES] if entry.is_dir()
-               else [Picture(str(entry), begin, size, member) for member, begin, size in _members(entry)
-                     if Path(member).suffix.lower() in SUFFIXES])
+        own = ([Picture(str(f)) for f in sorted(entry.rglob("*")) if _is_picture(f.relative_to(entry))]
+               if entry.is_dir() else [Picture(str(entry), begin, size, member)
+                                       for member, begin, size in _members(entry) if _is_picture(Path(member))])
         if not own:
             raise DataError(f"{entry}: a class without pictures; add some, or remove it")
         pictures += own
@@ -149,7 +154,7 @@ def _of_shards(shards: Sequence[Path]) -> Listing:
         classes: dict[str, int] = {}
         for name, begin, size in _members(shard):
             key, _, suffix = name.rpartition(".")
-            if f".{suffix.lower()}" in SUFFIXES:
+            if _is_picture(Path(name)):
                 own[key] = Picture(str(shard), begin, size, name)
             elif suffix == "cls":
                 with open(shard, "rb") as file:
@@ -214,16 +219,25 @@ def _decoded(jobs: Sequence[tuple[Picture, int | None]], size: int, channels: in
 
 @functools.cache
 def _pool(workers: int) -> Executor:
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_alone)
+    # an interrupt of the terminal is the main process's to handle
+    pool = ProcessPoolExecutor(workers, _Context(), signal.signal, (signal.SIGINT, signal.SIG_IGN))
     atexit.register(pool.shutdown, cancel_futures=True)
     return pool
 
 
-def _alone() -> None:
-    """In a worker: an interrupt of the terminal is the main process's to handle."""
-    import signal
+class _Worker(SpawnProcess):
+    """A process that does not run the user's script once more, which multiprocessing does to know its names."""
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def start(self) -> None:
+        script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = script
+
+
+class _Context(SpawnContext):
+    Process = _Worker
 
 
 def decode(jobs: Sequence[tuple[Picture, int | None]], size: int, channels: int) -> Array:

@@ -126,7 +126,7 @@ def _stop(trainer: Trainer, keeper: Keeper, step: int, test: Mapping[str, float]
 def judged(trainer: Trainer, step: int, test: Mapping[str, float]) -> dict[str, Any]:
     """The record of an evaluation."""
     data = trainer.recorded.train_data
-    return {"step": step, "epoch": round(data.epochs_done, 4),
+    return {"step": step, "epoch": round(data.position / data.samples, 4),
             **{f"test_{name}": value for name, value in test.items()}}
 
 
@@ -153,8 +153,7 @@ class _Speed:
         seconds, steps = max(now - self.since - self.away, 1e-9), step - self.step
         waited = sum(trainer.waits[len(trainer.waits) - back - steps : len(trainer.waits) - back])
         self.step, self.since, self.away = step, now, 0.0
-        epoch = (data.position - back * data.batch_size) / data.samples if back else data.epochs_done
-        return {"step": step, "epoch": round(epoch, 4), "loss": loss,
+        return {"step": step, "epoch": round((data.position - back * data.batch_size) / data.samples, 4), "loss": loss,
                 "lr": float(f"{trainer.recorded.optimizer.lr:.7g}"),  # a float32
                 "samples_per_s": round(steps * trainer.job.batch_size / seconds, 2),
                 "eta_s": round(seconds / steps * (self.steps - step), 1),

@@ -213,7 +213,8 @@ class Recorded:
                           classes=classes, dtype=self.dtype, tokenizer=job.tokenizer,
                           workers=job.workers, standardize=self._standardize, note=self._notes.append, **sizes)
         self.objective = objectives.chosen(self.model.objective, found.dataset)
-        return found.of(self.objective.of(found.dataset, job.model, self.model.others))
+        return data.Loader(self.objective.of(found.dataset, job.model, self.model.others), job.batch_size,
+                           seed=job.seed, training=found.training)
 
     def _example(self) -> tuple[Any, Any]:
         x, y = next(self.train_data)

@@ -69,7 +69,7 @@ def test_time_apart_from_steps_counts_once(monkeypatch):
     monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
     trainer = SimpleNamespace(ended=0.0, waits=[0.0] * 3, seconds=[1.0] * 2, strange=[0], loads=list)
     trainer.job, trainer.recorded = SimpleNamespace(batch_size=4), SimpleNamespace(
-        train_data=SimpleNamespace(epochs_done=1.5), optimizer=SimpleNamespace(lr=0.1))
+        train_data=SimpleNamespace(position=12, batch_size=4, samples=8), optimizer=SimpleNamespace(lr=0.1))
     speed = loop._Speed(trainer, 6, 0)
     clock[0] = trainer.ended = 2.0
     for passed in (12.0, 17.0):
