@@ -5,8 +5,7 @@ the position in the order, never on how many ranks share a batch.
 """
 
 from .arrays import from_arrays
-from .catalogue import NAMES, digits, load
-from .catalogue import _say as say
+from .catalogue import NAMES, digits, load, say
 from .dataset import IGNORED, DataError, Dataset, LabelError, Scaling, adapt
 from .loader import Loader
 

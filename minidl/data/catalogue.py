@@ -27,7 +27,7 @@ ROOT = Path("data")  #: the default of `root`
 
 
 @functools.cache  # once in a process
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """Prints a note about data to standard error."""
     print(line, file=sys.stderr)
 
@@ -43,7 +43,7 @@ def load(
     split: str = "train", seed: int = 0, image_size: int | None = None,
     channels: int | None = None, classes: int | None = None, sequence_length: int | None = None,
     dtype: str = "float32", tokenizer: str = "bytes", workers: int | None = None, standardize: Standardize = False,
-    note: Note = _say,
+    note: Note = say,
 ) -> Loader:  # fmt: skip
     """A loader of a data set by name (`NAMES`), by path, or of a function of one's own (`file.py:function`); see
     docs/data.md for files, scales and tokens.
@@ -128,7 +128,8 @@ def _checked(name: object, wanted: Wanted, holds: str, load: Callable[[Wanted], 
 
 #: what data that need no files hold, and how they are made
 BUILT_IN: dict[Any, tuple[str, Callable[[Wanted], Dataset]]] = {
-    "digits": ("images", builtin.digits), "pydoc": ("tokens", text.pydoc), "synthetic": ("", builtin.synthetic)}
+    "digits": ("images", builtin.digits), "synthetic": ("", builtin.synthetic),
+    "pydoc": ("tokens", lambda wanted: text.running("pydoc", *text.pydoc_text(), wanted))}
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -145,7 +146,7 @@ class Kind:
 
 
 def _suffix(suffix: str) -> Callable[[Path], Path | None]:
-    return lambda path: path if path.suffix == suffix and not path.is_dir() else None
+    return lambda path: path if path.suffix.lower() == suffix and not path.is_dir() else None
 
 
 #: the kinds of files in the order in which a path is tried

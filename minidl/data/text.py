@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import tokens
-from .archives import reading, unpacked
+from .archives import HIDDEN, reading, unpacked
 from .dataset import Array, DataError, Dataset, Wanted, check_vocabulary
 from .tokens import Tokenizer
 
@@ -26,6 +26,9 @@ INFLATED = 200  #: how many times the size of its file more text may have
 PLAIN = (".txt", ".md", ".rst", ".py", ".text")
 PACKED = (".xz", ".tar", ".gz")
 TOKENS = (".bin",)
+#: the first bytes of .bin files that are not tokens alone
+HEADS = {b"PK\x03\x04": "a ZIP archive, as torch writes", b"\x93NUM": "a NumPy array",
+         **{number.to_bytes(4, "little"): "a file of llm.c, with a header" for number in (20240520, 20240801)}}
 TESTS = ("test", "val", "valid", "validation", "dev")
 
 
@@ -61,11 +64,6 @@ def _encoded(train: bytes, part: bytes, kind: str) -> tuple[Tokenizer, Array]:
     return coder, coder.encode(part)
 
 
-def pydoc(wanted: Wanted) -> Dataset:
-    """Windows of Python's manual."""
-    return running("pydoc", *pydoc_text(), wanted)
-
-
 def pydoc_text() -> tuple[bytes, bytes]:
     """The topics of Python's manual in the order of their names: the training part, and the last fifth. The manual
     belongs to the running Python, so its bytes differ between Python versions."""
@@ -86,16 +84,20 @@ def _cut(text: bytes) -> tuple[bytes, bytes]:
 # --------------------------------------------------------------------------------------------------------------- files
 def find(path: Path) -> Path | None:
     """The path, if it or a file in it is text or tokens."""
-    files = path.iterdir() if path.is_dir() else [path]
-    return path if any(f.is_file() and f.suffix in PLAIN + PACKED + TOKENS for f in files) else None
+    return path if _files(path, PLAIN + PACKED + TOKENS) else None
+
+
+def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The file, or the files in the folder but hidden ones, if they end so, in any case."""
+    files = [f for f in sorted(path.iterdir()) if not HIDDEN.search(f.name)] if path.is_dir() else [path]
+    return [f for f in files if f.suffix.lower() in suffixes and f.is_file()]
 
 
 def load_text(path: Path, wanted: Wanted) -> Dataset:
     """Windows of a file or a folder. Raises DataError."""
-    files = sorted(f for f in path.iterdir() if f.is_file()) if path.is_dir() else [path]
-    if streams := [f for f in files if f.suffix in TOKENS]:
+    if streams := _files(path, TOKENS):
         return _memmap(path, streams, wanted)
-    files = [f for f in files if f.suffix in PLAIN + PACKED]
+    files = _files(path, PLAIN + PACKED)
     apart = _of_split(files)
     train, test = (_joined(part, path) for part in apart) if apart else _cut(_joined(files, path))
     return running(path.name, train, test, wanted)
@@ -126,7 +128,7 @@ def _documents(file: Path) -> Iterator[bytes]:
     and for more text than there can be in a file of this size."""
     room = min(LARGEST, max(SMALL, INFLATED * file.stat().st_size))
     with reading(file), open(file, "rb") as opened:
-        for where, text in unpacked(opened, str(file), room, tar=file.suffix == ".tar"):
+        for where, text in unpacked(opened, str(file), room, tar=file.suffix.lower() == ".tar"):
             yield checked(where, text)
 
 
@@ -142,11 +144,9 @@ def checked(where: object, text: bytes) -> bytes:
 def _memmap(path: Path, files: list[Path], wanted: Wanted) -> Dataset:
     """Windows of uint16 tokens that stay on disk."""
     apart = _of_split(files)
-    if apart is None and len(files) > 1:
+    if max(map(len, apart or [files])) > 1:
         raise DataError(f"{path}: has {', '.join(f.name for f in files)}; tokens are in train.bin and val.bin, or in "
                         f"one file")
-    if apart and (len(apart[0]) > 1 or len(apart[1]) > 1):
-        raise DataError(f"{path}: has several files of tokens for one part: {', '.join(f.name for f in files)}")
     file = files[0] if apart is None else apart[wanted.split == "test"][0]
     text = _tokens(file)
     size = check_vocabulary(1 + max(_largest(f, f.stat().st_mtime_ns, f.stat().st_size) for f in files),
@@ -163,9 +163,11 @@ def _tokens(file: Path) -> Array:
     if not size or size % 2:
         raise DataError(f"{file}: has {size} bytes, which are not uint16 tokens")
     found = np.memmap(file, "<u2", "r")
-    if len(found) >= 16 and found[:4096:2].any() and not found[1:4096:2].any():
-        raise DataError(f"{file}: every second of its uint16 tokens is 0, so it seems to hold wider ones; save them as "
-                        f"uint16")
+    if (head := found[:2].tobytes()) in HEADS:
+        raise DataError(f"{file}: is {HEADS[head]}, not tokens alone; save them as uint16 with nothing before them")
+    if len(found) >= 16 and int(found[1:4096:2].max()) << 8 < found[:4096:2].max():
+        raise DataError(f"{file}: every second of its uint16 tokens is 0 or small, so it seems to hold wider ones; "
+                        f"save them as uint16")
     return found
 
 

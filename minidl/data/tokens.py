@@ -114,16 +114,21 @@ def restored(saved: str) -> Tokenizer:
 
 
 def _of_library(made: Any) -> Tokenizer:
+    made.no_truncation()  # a saved one may cut or fill each piece of text, as its last use did
+    made.no_padding()
     special = {what: found for what, names in NAMES.items()
                if (found := next((i for i in map(made.token_to_id, names) if i is not None), None)) is not None}
 
     def encode(text: bytes) -> Ids:
         parts = [piece.decode("utf-8", "replace") for piece in pieces(text)]
-        found = [np.array(e.ids, np.uint32) for e in made.encode_batch(parts, add_special_tokens=False)]
-        return np.concatenate(found) if found else np.empty(0, np.uint32)
+        try:
+            found = made.encode_batch(parts, add_special_tokens=False)
+        except Exception as error:  # the library raises Exception itself
+            raise DataError(f"the tokenizer cannot read this text: {error}") from None
+        return np.concatenate([np.empty(0, np.uint32), *(np.array(e.ids, np.uint32) for e in found)])
 
-    return Tokenizer(made.get_vocab_size(), encode, lambda ids: made.decode([int(i) for i in ids]), special,
-                     made.to_str())
+    return Tokenizer(1 + max(made.get_vocab().values(), default=-1), encode,
+                     lambda ids: made.decode([int(i) for i in ids]), special, made.to_str())
 
 
 def pieces(text: bytes) -> Iterable[bytes]:

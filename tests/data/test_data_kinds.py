@@ -115,6 +115,35 @@ def test_files_of_uint16_tokens(tmp_path):
     refused("odd.bin", "3 bytes", act=lambda: data.load(tmp_path / "odd.bin", batch_size=1, sequence_length=1))
 
 
+@pytest.mark.parametrize("name", ["a.TXT", "a.txt.GZ", "a.XZ", "a.TAR", "a.BIN", "a.CSV", "a.NPZ"])
+def test_a_suffix_means_the_same_in_any_case(tmp_path, name):
+    content = prose(1).encode()
+    packs = {"GZ": gzip.compress, "XZ": lzma.compress, "TAR": lambda c: tar({"a.txt": c})}
+    pack = packs.get(name.split(".")[-1], bytes)
+    small = tmp_path / name.lower()
+    if name == "a.BIN":
+        (np.arange(5000) % 300).astype("<u2").tofile(small)
+    elif name == "a.NPZ":
+        np.savez(small, x=np.eye(20), y=np.arange(20) % 2)
+    else:
+        small.write_bytes(pack(content) if name != "a.CSV" else b"a,b\n" + b"0.5,0\n1.5,1\n" * 9)
+    wanted = data.load(small, batch_size=2, note=lambda line: None)
+    found = data.load(small.rename(tmp_path / name), batch_size=2, note=lambda line: None)
+    assert same(next(found), next(wanted))
+
+
+def test_hidden_files_are_no_data(tmp_path):
+    """What macOS puts beside each file, ._a.txt, is no text."""
+    note = b"\0\5\x16\7\0\2\0\0Mac OS X\xff\xfe"
+    (tmp_path / "a.txt").write_text(prose(1))
+    wanted = everything(data.load(tmp_path, batch_size=1, sequence_length=16))
+    for name in ("._a.txt", ".notes.md"):
+        (tmp_path / name).write_bytes(note)
+    assert same(everything(data.load(tmp_path, batch_size=1, sequence_length=16)), wanted)
+    archive(tmp_path / "b.tar", {"._b.txt": note, "./._c.txt": note, "../b.txt": prose(1).encode(), ".git/d": note})
+    assert same(everything(data.load(tmp_path / "b.tar", batch_size=1, sequence_length=16)), wanted)
+
+
 def test_text_that_cannot_be_read(tmp_path):
     packed = lzma.compress(prose(3).encode())
     (tmp_path / "cut.xz").write_bytes(packed[: len(packed) // 2])
@@ -215,6 +244,45 @@ def test_a_tokenizer_is_trained_and_given(tmp_path, capsys):
     assert small["parameters"] - large["parameters"] == (coder.vocabulary - 256) * 32, "the network's follows"
     said = refusal(capsys, *TRAIN, *argv, "--tokenizer", "300", "--model-arg", "vocabulary=256")
     assert "the network one of 256" in said
+
+
+def saved(path, words, **more):
+    """A file of a tokenizer that knows these words."""
+    library = pytest.importorskip("tokenizers")
+    made = library.Tokenizer(library.models.WordLevel(words, **more))
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.save(str(path))
+    return made
+
+
+@pytest.mark.parametrize("last_use", ["truncation", "padding"])
+def test_what_a_tokenizer_was_last_used_for_cuts_and_fills_no_text(tmp_path, last_use, monkeypatch):
+    """A tokenizer of transformers is saved with the truncation and padding of its last call."""
+    monkeypatch.setattr(tokens, "PIECE", 400)
+    (tmp_path / "a.txt").write_text(prose(1))
+    made = saved(tmp_path / "plain.json", {word: i for i, word in enumerate(WORDS)}, unk_token="the")
+    wanted = made.encode(prose(1)).ids
+    made.enable_truncation(16) if last_use == "truncation" else made.enable_padding(length=500)
+    made.save(str(tmp_path / "used.json"))
+    found = [data.load(tmp_path / "a.txt", batch_size=1, sequence_length=7, tokenizer=str(tmp_path / f"{name}.json"))
+             for name in ("plain", "used")]
+    assert found[1].dataset.tokenizer == found[0].dataset.tokenizer
+    assert whole(found[1]).tolist() == wanted[: found[1].samples * 7]
+    assert found[1].samples > 50
+
+
+def test_a_vocabulary_with_gaps_reaches_to_its_last_token(tmp_path):
+    (tmp_path / "a.txt").write_text(prose(1))
+    saved(tmp_path / "t.json", {word: 3 * i + 5 for i, word in enumerate(WORDS)}, unk_token="the")
+    loader = data.load(tmp_path / "a.txt", batch_size=1, sequence_length=8, tokenizer=str(tmp_path / "t.json"))
+    assert loader.classes == 3 * len(WORDS) + 3 == whole(loader).max() + 1
+
+
+def test_a_text_that_a_tokenizer_cannot_read_is_one_line(tmp_path):
+    (tmp_path / "a.txt").write_text(prose(1))
+    saved(tmp_path / "t.json", {"the": 0}, unk_token="[UNK]")
+    refused("the tokenizer cannot read this text", "[UNK]", act=lambda: data.load(
+        tmp_path / "a.txt", batch_size=1, tokenizer=str(tmp_path / "t.json")))
 
 
 # ---- sentences in pairs

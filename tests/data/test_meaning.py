@@ -187,6 +187,39 @@ def test_wide_tokens_are_not_read_as_narrow_ones(tmp_path: Path) -> None:
                     act=lambda: data.load(tmp_path / "a.bin", batch_size=1, sequence_length=8))
 
 
+def test_large_vocabularies_in_wide_tokens_are_noticed(tmp_path: Path) -> None:
+    """Of tokens up to 2**20 the upper halves are small, and not all 0."""
+    for most in (1 << 17, 1 << 20):
+        for dtype in ("<u4", "<i8"):
+            np.random.default_rng(0).integers(0, most, 3000).astype(dtype).tofile(tmp_path / "a.bin")
+            refused("a.bin", "it seems to hold wider ones; save them as uint16",
+                    act=lambda: data.load(tmp_path / "a.bin", batch_size=1, sequence_length=8))
+    for least, most in ((0, 12), (0, 300), (0, 1 << 16), (5, 6)):  # tokens of one type are read
+        for count in (20, 5000):
+            np.random.default_rng(0).integers(least, most, count).astype("<u2").tofile(tmp_path / "a.bin")
+            assert data.load(tmp_path / "a.bin", batch_size=1, sequence_length=3).samples
+
+
+@pytest.mark.parametrize(("begins", "says"), [
+    (np.array([20240520, 1, 900], "<i4").tobytes(), "is a file of llm.c, with a header, not tokens alone"),
+    (np.array([20240801, 7, 900], "<i4").tobytes(), "is a file of llm.c, with a header, not tokens alone"),
+    (b"\x93NUMPY\1\0", "is a NumPy array, not tokens alone"), (b"PK\3\4" + bytes(8), "is a ZIP archive, as torch"),
+], ids=["llm.c", "llm.c of Llama", "NumPy", "torch"])
+def test_what_is_not_tokens_alone_is_named(begins: bytes, says: str, tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 50257, 900).astype("<u2")
+    (tmp_path / "train.bin").write_bytes(begins.ljust(1024, b"\0") + tokens.tobytes())
+    tokens.tofile(tmp_path / "val.bin")
+    for path in (tmp_path, tmp_path / "train.bin"):
+        refused("train.bin", says, "save them as uint16", act=lambda at=path: data.load(at, batch_size=1))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_a_table_in_another_encoding_is_not_called_damaged(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,label\n1,größer\n2,kleiner\n", encoding=encoding)
+    said = refused("t.csv: not a text in UTF-8", act=lambda: data.load(tmp_path / "t.csv", batch_size=1))
+    assert "damaged" not in said
+
+
 def gray(values: Any, **more: Any) -> Any:
     return need("PIL.Image").fromarray(np.array(values, **more))
 

@@ -43,7 +43,7 @@ def _begin_anew() -> None:
     if random := sys.modules.get("minidl.autograd.random"):
         random._Thread.seed, random._thread.state = 0, random.State()
     if catalogue := sys.modules.get("minidl.data.catalogue"):
-        catalogue._say.cache_clear()
+        catalogue.say.cache_clear()
     if kernel_times := sys.modules.get("minidl.measuring.kernel_times"):
         kernel_times.SECONDS, kernel_times.SIDE = 0.0, 64
     if work := sys.modules.get("minidl.measuring.work"):
