@@ -25,6 +25,7 @@ MOST_BYTES = 1 << 30
 RECENT = 64  #: how many batches are kept
 SERVES = ("classification", "regression", "next_token", "masked_token", "translation")  #: the objectives
 Batch = tuple[Array, Array]
+A_BATCH = "; a batch is (x, y), arrays with a row for each sample"
 END: Any = object()  #: after the last batch
 
 
@@ -122,7 +123,7 @@ def _batches(name: str, made: Iterable[Any]) -> Iterator[Batch]:
     """The batches as arrays. Raises DataError that says which one fails."""
     more, number = iter(made), 0
     while True:
-        with _users(f"{name}: batch {number}", "; a batch is (x, y), arrays with a row for each sample"):
+        with _users(f"{name}: batch {number}", A_BATCH):
             if (batch := next(more, END)) is END:
                 return
             x, y = map(np.asarray, batch)
@@ -153,7 +154,7 @@ def _arrays(name: str, made: Any) -> tuple[Batch, bool]:
             break
     if not parts:
         raise DataError(f"{name}: it gives no batches")
-    with _users(name):
+    with _users(name, A_BATCH):
         x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
     return (x, y), ends
 

@@ -69,7 +69,7 @@ class Glue:
         pairs, labels = list[Pair](), list[int]()
         known = {name: i for i, label in enumerate(self.labels) for name in (str(i), label)}
         for number, row in _records(file):
-            columns = next((c for c in self.columns if {*c} <= row.keys()), None)
+            columns = next((c for c in self.columns if all(row.get(name) is not None for name in c)), None)
             if columns is None:
                 raise DataError(f"{file}, line {number}: lacks {' or '.join(', '.join(c) for c in self.columns)}")
             a, b, label = (str(row[column]) for column in columns)

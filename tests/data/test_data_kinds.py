@@ -345,6 +345,13 @@ def test_mrpc(tmp_path):
     assert bytes(x[0, 1:14].astype(np.uint8)) == b'He said "no.\xfa'
 
 
+def test_a_sentence_that_is_null_is_no_text(tmp_path):
+    (tmp_path / "validation_matched.jsonl").write_text("")
+    (tmp_path / "train.jsonl").write_text("".join(
+        json.dumps({"premise": "a", "hypothesis": text_of, "label": 1}) + "\n" for text_of in ("None", None)))
+    refused("train.jsonl, line 2: lacks", act=lambda: data.load(tmp_path, batch_size=1, sequence_length=12))
+
+
 @pytest.mark.parametrize(("change", "culprit"), [
     (lambda t: t.replace("neutral", "maybe", 2), "line 3: unknown label 'maybe'"),
     (lambda t: t.replace("\tf\t", "\t", 1), "line 3: has 4 columns, its first line 5"),
@@ -629,6 +636,59 @@ def test_workers_and_ranks_and_resuming_see_the_same_crops(imagenet):
     assert same(batches[3], [np.concatenate(column) for column in zip(*map(next, halves), strict=True)])
 
 
+def test_a_class_has_one_number_in_both_parts(imagenet):
+    """Whatever lies beside the folders of classes."""
+    root = imagenet / "imagenet"
+    for name in ("labels.csv", "n01.txt", "n015", "Thumbs.db"):
+        (root / "train" / name).write_text("notes") if name != "n015" else (root / "train" / name).symlink_to("n02")
+    (root / "val" / "n00.txt").write_text("notes")
+    found = {split: data.load(root, batch_size=1, image_size=8, workers=0, split=split) for split in ("train", "test")}
+    assert {loader.classes for loader in found.values()} == {3}
+    assert everything(found["test"])[1].tolist() == [0] * 3 + [2] * 3
+
+
+def test_pictures_in_folders_within_a_class(imagenet):
+    """As Tiny ImageNet has them, beside lists of words."""
+    root = imagenet / "imagenet"
+    wanted = everything(data.load(root, batch_size=1, image_size=8, workers=0))
+    for folder in [*root.glob("*/n0?")]:
+        inner = folder / "images"
+        inner.mkdir()
+        for file in folder.glob("*.JPEG"):
+            file.rename(inner / file.name)
+        (inner / f"._{file.name}").write_bytes(b"a note of macOS")
+        (folder / ".ipynb_checkpoints").mkdir()
+        (folder / ".ipynb_checkpoints" / "a.jpg").write_bytes(jpeg("red"))
+    (root / "words.txt").write_text("n01\tred\n" * 99)
+    for path in (root, root / "train"):
+        found = data.load(path, batch_size=1, image_size=8, workers=0)
+        assert found.samples == (12 if path == root else 10)
+    assert same(everything(data.load(root, batch_size=1, image_size=8, workers=0)), wanted)
+
+
+@pytest.mark.parametrize("suffix", ["pgm", "tif", "TIFF", "ppm", "bmp", "Png", "webp", "GIF"])
+def test_pictures_may_end_as_in_torchvision(tmp_path, suffix):
+    image = pytest.importorskip("PIL.Image")
+    for i in range(10):
+        folder = tmp_path / f"class {i % 2}"
+        folder.mkdir(exist_ok=True)
+        image.new("L", (9, 9), 20 * i).save(folder / f"{i}.{suffix}")
+    assert data.load(tmp_path, batch_size=1, image_size=8, channels=1, workers=0).samples == 8
+
+
+@pytest.mark.parametrize("way", ["a file", "standard input"])
+def test_a_script_without_a_guard_gets_pictures_from_workers(imagenet, way):
+    """A process that `spawn` starts would run the script once more."""
+    script = imagenet / "script.py"
+    script.write_text("from minidl import data\nprint('begins')\n"
+                      f"loader = data.load({str(imagenet / 'imagenet')!r}, batch_size=6, image_size=8, workers=1)\n"
+                      "print(next(loader)[0].shape)\n")
+    with script.open() as content:
+        found = subprocess.run([sys.executable, *([str(script)] if way == "a file" else ["-"])], stdin=content,
+                               capture_output=True, text=True, check=False, timeout=120)
+    assert (found.stdout, found.stderr) == ("begins\n(6, 8, 8, 3)\n", "")
+
+
 def test_shards(tmp_path):
     members = {}
     for i in range(4):
@@ -704,59 +764,6 @@ def test_reading_ahead_gives_the_batches_of_reading_in_turn_and_is_bounded():
     plain = data.Dataset("plain", 10, (), 10, lambda i: (i, i))
     slow = data.Loader(data.Dataset("slow", 10, (), 10, rows, slow=True), 2, seed=1)
     wanted = data.Loader(plain, 2, seed=1)
-def test_a_class_has_one_number_in_both_parts(imagenet):
-    """Whatever lies beside the folders of classes."""
-    root = imagenet / "imagenet"
-    for name in ("labels.csv", "n01.txt", "n015", "Thumbs.db"):
-        (root / "train" / name).write_text("notes") if name != "n015" else (root / "train" / name).symlink_to("n02")
-    (root / "val" / "n00.txt").write_text("notes")
-    found = {split: data.load(root, batch_size=1, image_size=8, workers=0, split=split) for split in ("train", "test")}
-    assert {loader.classes for loader in found.values()} == {3}
-    assert everything(found["test"])[1].tolist() == [0] * 3 + [2] * 3
-
-
-def test_pictures_in_folders_within_a_class(imagenet):
-    """As Tiny ImageNet has them, beside lists of words."""
-    root = imagenet / "imagenet"
-    wanted = everything(data.load(root, batch_size=1, image_size=8, workers=0))
-    for folder in [*root.glob("*/n0?")]:
-        inner = folder / "images"
-        inner.mkdir()
-        for file in folder.glob("*.JPEG"):
-            file.rename(inner / file.name)
-        (inner / f"._{file.name}").write_bytes(b"a note of macOS")
-        (folder / ".ipynb_checkpoints").mkdir()
-        (folder / ".ipynb_checkpoints" / "a.jpg").write_bytes(jpeg("red"))
-    (root / "words.txt").write_text("n01\tred\n" * 99)
-    for path in (root, root / "train"):
-        found = data.load(path, batch_size=1, image_size=8, workers=0)
-        assert found.samples == (12 if path == root else 10)
-    assert same(everything(data.load(root, batch_size=1, image_size=8, workers=0)), wanted)
-
-
-@pytest.mark.parametrize("suffix", ["pgm", "tif", "TIFF", "ppm", "bmp", "Png", "webp", "GIF"])
-def test_pictures_may_end_as_in_torchvision(tmp_path, suffix):
-    image = pytest.importorskip("PIL.Image")
-    for i in range(10):
-        folder = tmp_path / f"class {i % 2}"
-        folder.mkdir(exist_ok=True)
-        image.new("L", (9, 9), 20 * i).save(folder / f"{i}.{suffix}")
-    assert data.load(tmp_path, batch_size=1, image_size=8, channels=1, workers=0).samples == 8
-
-
-@pytest.mark.parametrize("way", ["a file", "standard input"])
-def test_a_script_without_a_guard_gets_pictures_from_workers(imagenet, way):
-    """A process that `spawn` starts would run the script once more."""
-    script = imagenet / "script.py"
-    script.write_text("from minidl import data\nprint('begins')\n"
-                      f"loader = data.load({str(imagenet / 'imagenet')!r}, batch_size=6, image_size=8, workers=1)\n"
-                      "print(next(loader)[0].shape)\n")
-    with script.open() as content:
-        found = subprocess.run([sys.executable, *([str(script)] if way == "a file" else ["-"])], stdin=content,
-                               capture_output=True, text=True, check=False, timeout=120)
-    assert (found.stdout, found.stderr) == ("begins\n(6, 8, 8, 3)\n", "")
-
-
     release.set()
     for _ in range(7):
         assert same(next(slow), next(wanted))

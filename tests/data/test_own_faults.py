@@ -20,6 +20,7 @@ def ok(): return X, Y
 def lists(): return X.tolist(), Y.tolist()
 def one(): return X
 def none(): return iter([])
+def samples_alone(): return iter([(X[0], 1), (X[1], 0)])
 def shapes(): return iter([(X, Y), (X[:, :2], Y)])
 def negative(): return X, -Y
 def large(): return X, Y + 10**12
@@ -38,10 +39,11 @@ def fractions(): return made(rows=lambda i: (X[i], Y[i] / 2))
 
 @pytest.mark.parametrize(("name", "says"), [
     ("lists", "returned tuple of list and list; it must return"), ("one", "returned ndarray; it must return"),
+    ("samples_alone", "a batch is (x, y), arrays with a row for each sample"),
     ("none", "it gives no batches"), ("shapes", "batch 1 has x (16, 2) and y (16,), batch 0 (16, 3) and (16,)"),
     ("negative", "sample 1 has label -1; labels are whole numbers from 0 on"),
     ("large", "a label is 1000000000001; the largest that a network is made for is 1048575"),
-    ("fails", "own.py:fails: KeyError: 'key' (own.py, line 13)"), ("samples", "the samples of its Dataset are 16.5"),
+    ("fails", "own.py:fails: KeyError: 'key' (own.py, line 14)"), ("samples", "the samples of its Dataset are 16.5"),
     ("shape", "the shape of its Dataset is 3"), ("serves", "its Dataset serves 'classification'; it must be a tuple"),
     ("labels", "sample 0 has label 7; with 2 classes it must be 0 to 1"),
     ("fractions", "y of its rows is float64 (4,); it must be one whole number for each sample"),
