@@ -71,7 +71,7 @@ class MobileNetV3(nn.Module):
     def __init__(self, classes: int, image_size: int, width: float, eps: float, momentum: float) -> None:
         if not width > 0:
             raise ValueError(f"mobilenet_v3_large: the width is {width}; it must be above 0")
-        self.input_shape, self.classes = (image_size, image_size, 3), classes
+        self.input_shape, self.classes, self.eps = (image_size, image_size, 3), classes, eps
         norm = partial(nn.BatchNorm2d, eps=eps, momentum=momentum)
         inputs = divisible(16 * width)
         layers: list[nn.Module] = [_convolution(norm, 3, inputs, 3, 2, act=nn.Hardswish())]

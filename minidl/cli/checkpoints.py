@@ -19,7 +19,7 @@ def export(arguments: Any) -> None:
     record = {"file": str(file), "tensors": len(values), "values": sum(int(v.size) for v in values.values()),
               "style": arguments.style, "standardized": {*weights.STANDARDIZE} <= values.keys()}
     if arguments.shards:
-        record["shards"] = len({*weights.weight_map(file).values()}) if file.suffix == ".json" else 1
+        record["shards"] = len({*weights.weight_map(file)[0].values()}) if file.suffix == ".json" else 1
     scale = "; the network reads (x - standardize.mean) / standardize.std" if record["standardized"] else ""
     show.emit(arguments, record, f"{file}: {record['tensors']} tensors with {record['values']:,} values{scale}")
 

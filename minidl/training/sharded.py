@@ -23,10 +23,10 @@ import numpy as np
 
 from ..autograd.tensor import Tensor
 from ..nn.module import in_state_order, state_array, state_shape
-from ..system.files import put_in_place, read_text, write_new
+from ..system.files import put_in_place, write_new
 from .agreement import Disagreement, together
 from .tensors import Slot, WeightsError, beginning, doing, in_order, raw
-from .weights import INDEX, PT, STANDARDIZE, in_shards, inside, weight_map
+from .weights import INDEX, PT, STANDARDIZE, files_by, in_shards, weight_map
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -162,18 +162,17 @@ def _batches(names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[s
 
 def read(folder: Path) -> tuple[dict[str, Slot], dict[str, str], dict[str, str]]:
     """A checkpoint's tensors and texts by name, and the digests of its files. Raises WeightsError."""
-    network = weight_map(folder / INDEX)
+    network, metadata = weight_map(folder / INDEX)
     try:
-        about = json.loads(read_text(folder / INDEX, "index of weights"))["metadata"]["minidl"]
-        digest = about.pop("digest")
-        texts, others, digests = about["texts"], inside(folder / INDEX, about["weight_map"]), about["sha256"]
-        if digest != _digest(about, network) or {*digests} != {*network.values(), *others.values()}:
-            raise WeightsError(f"{folder / INDEX} is damaged: its digest is wrong")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, WeightsError):
-            raise
+        about = metadata["minidl"]
+        digest, texts, others, digests = (about.pop("digest"), about["texts"], files_by(about["weight_map"]),
+                                          about["sha256"])
+        right = digest == _digest(about, network) and {*digests} == {*network.values(), *others.values()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise WeightsError(f"{folder} is not a checkpoint of minidl: {INDEX} lacks minidl's metadata") from None
     found = in_shards(folder / INDEX, network | others)
+    if not right:
+        raise WeightsError(f"{folder / INDEX} is damaged: its digest is wrong")
     own = network.keys() - {*STANDARDIZE}
     return {f"{PREFIX}{name}" if name in own else name: slot for name, slot in found.items()}, texts, digests
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,10 +38,14 @@ LEFT_OUT = re.compile(r".*\.attn\.(bias|masked_bias)|(.*\.)?position_ids")
 #: what wrappers put into names: DistributedDataParallel, torch.compile, FSDP, checkpointing, and a module around the
 #: network
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|model)\.")
+_bare = partial(WRAPPERS.sub, "")  #: a name without them
 COUNTER = "num_batches_tracked"  #: of a batch norm: a file may lack it
 #: by which mean and deviation the training data were standardised, see `data.Scaling`: no weights, but what goes with
 #: them: the network reads (x - mean) / std
 STANDARDIZE = ("standardize.mean", "standardize.std")
+#: activations of transformers -> the same function under another name
+ACTIVATIONS = {"gelu_python": "gelu", **dict.fromkeys(
+    ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), "gelu_new")}
 #: prefixes of the task head: a file may lack it, or have it for other classes
 HEADS = re.compile(r"fc\.|classifier\.|cls\.|bert\.pooler\.|pooler\.|conv_head\.")
 
@@ -48,17 +53,20 @@ HEADS = re.compile(r"fc\.|classifier\.|cls\.|bert\.pooler\.|pooler\.|conv_head\.
 @dataclass(frozen=True)
 class Loaded:
     """The outcome of a load: `initial`, names of the head's weights that keep their initial values; `unused`, names in
-    the file that the network does not have; `standardized`, whether the network was trained on standardised data."""
+    the file that the network does not have; `standardized`, whether the network was trained on standardised data;
+    `epsilon`, the network's in batch norms, if the file has timm's names and timm's networks have another one."""
 
     initial: tuple[str, ...]
     unused: tuple[str, ...]
     standardized: bool = False
+    epsilon: tuple[str, ...] = ()
 
     def said(self, file: str | Path) -> tuple[str, ...]:
         """Messages for the user, a line each."""
         return tuple(f"{file}: {what} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" for what, names in (
             ("not in it, or for other classes, so these keep their initial values:", self.initial),
             ("of no use here:", self.unused),
+            (f"its names are timm's, whose network has --model-arg eps={TIMM_EPS:g}; here eps is", self.epsilon),
             ("its network reads standardised data, (x - mean) / std, by its", self.standardized and STANDARDIZE))
             if names)
 
@@ -128,9 +136,9 @@ def load(path: str | Path, model: Module) -> Loaded:
     fits = {name: found[name].shape == shape for name, shape in mine.items() if name in found}
     bare = _named(path, {_bare(name): value for name, value in values.items()}, model)
     if len(fits) < len(mine) and len({*map(_bare, bare)} & {*map(_bare, mine)}) > len(fits):
-        raise WeightsError(f"{path} is a checkpoint; `minidl export` writes its weights to a file that fits here"
-                           if _of_checkpoint(path) else
-                           f"{path} is of a network within another module: it has "
+        if os.path.isfile(path) and Path(path).suffix != ".json" and "minidl" in header(Path(path))[1]:
+            raise WeightsError(f"{path} is a checkpoint; `minidl export` writes its weights to a file that fits here")
+        raise WeightsError(f"{path} is of a network within another module: it has "
                            f"{next(name for name in values if WRAPPERS.search(name))}; save the state dict of the "
                            f"network alone, as in model.module (DistributedDataParallel) or model._orig_mod "
                            f"(torch.compile)")
@@ -150,7 +158,9 @@ def load(path: str | Path, model: Module) -> Loaded:
     for name, t in model.named_tensors():
         if name in fitted:
             put(t, fitted[name])
-    return Loaded(initial, tuple(sorted(found.keys() - mine.keys() - {*STANDARDIZE})), {*STANDARDIZE} <= found.keys())
+    eps = getattr(model, "eps", TIMM_EPS)
+    return Loaded(initial, tuple(sorted(found.keys() - mine.keys() - {*STANDARDIZE})), {*STANDARDIZE} <= found.keys(),
+                  (str(eps),) if TIMM in values and eps != TIMM_EPS else ())
 
 
 def _check_config(path: Path, model: Module) -> None:
@@ -161,7 +171,8 @@ def _check_config(path: Path, model: Module) -> None:
         said = {name: about[name] for name in model.config if name in about} if "model_type" in about else {}
     except (OSError, ValueError, TypeError, RecursionError):
         return
-    if wrong := next((name for name in said if said[name] != model.config[name]), None):
+    if wrong := next((name for name, value in said.items() if model.config[name] not in (
+            value, ACTIVATIONS.get(str(value)))), None):
         raise WeightsError(f"{path} is of another network: its config.json has {wrong} {str(said[wrong])[:40]!r}, this "
                            f"network {str(model.config[wrong])!r}")
 
@@ -208,12 +219,16 @@ def _slots(path: Path) -> dict[str, Slot]:
                     f"; it has {', '.join(other[:3])}{' ...' if len(other) > 3 else ''}" if other else "")
                 + (f", {TORCH}" if other and all(Path(name).suffix in PICKLED for name in other) else "")))
         path = path / there[0]
-    return header(path)[0] if path.suffix != ".json" else in_shards(path, weight_map(path))
+    return header(path)[0] if path.suffix != ".json" else in_shards(path, weight_map(path)[0])
 
 
 def in_shards(index: Path, places: Mapping[str, str]) -> dict[str, Slot]:
-    """The tensors of all files, each from the file of its place, if it has one. Raises WeightsError."""
+    """The tensors of all files, each from the file of its place, if it has one. Raises WeightsError, also for a file
+    outside the folder of the index."""
     found = dict[str, Slot]()
+    for name, place in places.items():
+        if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
+            raise WeightsError(f"{index}: the file of {name} is {place[:100]!r}, which is outside of its folder")
     for file in dict.fromkeys(places.values()):
         found |= {name: slot for name, slot in header(index.parent / file)[0].items()
                   if places.get(name, file) == file}
@@ -222,34 +237,25 @@ def in_shards(index: Path, places: Mapping[str, str]) -> dict[str, Slot]:
     return found
 
 
-def weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, by its name in the folder of the index. Raises WeightsError."""
+def weight_map(index: Path) -> tuple[dict[str, str], Any]:
+    """The file of each tensor, by its name in the folder of the index, and the metadata. Raises WeightsError."""
     try:
-        return inside(index, json.loads(read_text(index, "index of weights"))["weight_map"])
+        about = json.loads(read_text(index, "index of weights"))
+        return files_by(about["weight_map"]), about.get("metadata")
     except FileError as error:
         raise WeightsError(f"there is no file {index}" if error.errno == errno.ENOENT else f"cannot read {error}"
                            ) from None  # fmt: skip
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        if isinstance(error, WeightsError):
-            raise
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise WeightsError(f"{index} is damaged or no index of weights: it needs a weight_map, the file of each tensor"
                            ) from None  # fmt: skip
 
 
-def inside(index: Path, places: Any) -> dict[str, str]:
-    """The files of tensors by an index. Raises TypeError if it is none, WeightsError for a file outside its folder."""
+def files_by(places: Any) -> dict[str, str]:
+    """The files of tensors by an index. Raises TypeError if it is none."""
     if not isinstance(places, dict) or not all(
             isinstance(file, str) and file and f"{name}{file}".isprintable() for name, file in places.items()):
         raise TypeError
-    for name, file in places.items():
-        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
-            raise WeightsError(f"{index}: the file of {name} is {file[:100]!r}, which is outside of its folder")
     return places
-
-
-def _of_checkpoint(path: str | Path) -> bool:
-    """Whether a run of minidl has saved it."""
-    return Path(path).is_file() and Path(path).suffix != ".json" and "minidl" in header(Path(path))[1]
 
 
 # --------------------------------------------------------------------------------------------------------------- names
@@ -264,7 +270,7 @@ def _places(model: Module) -> dict[str, str]:
 def _named(path: str | Path, values: Mapping[str, Any], model: Module) -> dict[str, Any]:
     """The arrays under the network's own names. Raises WeightsError if names for one parameter have other values."""
     mine = _places(model)
-    if "conv_stem.weight" in values:  # timm's names
+    if TIMM in values:
         values = _renamed(values, {theirs: ours for ours, theirs in timm_names(mine).items()})
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in mine)), "")
     found, source = dict[str, Any](), dict[str, str]()
@@ -280,10 +286,6 @@ def _named(path: str | Path, values: Mapping[str, Any], model: Module) -> dict[s
     return found
 
 
-def _bare(name: str) -> str:
-    return WRAPPERS.sub("", name)
-
-
 def _modern(name: str) -> str:
     """Names as in today's files: older ones have gamma and beta, and dots within the layers of DenseNets."""
     name = re.sub(r"(LayerNorm|layer_norm)\.gamma$", r"\1.weight", name)
@@ -292,6 +294,7 @@ def _modern(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ timm's names of MobileNetV3
+TIMM, TIMM_EPS = "conv_stem.weight", 1e-5  #: a name that shows whose they are; what batch norms add to variances there
 STAGES = (1, 2, 3, 4, 2, 3)  #: inverted residuals in each stage of timm's MobileNetV3-Large
 EXPANDED = ("conv_pw", "bn1"), ("conv_dw", "bn2"), ("conv_pwl", "bn3")  #: the layers of one
 PLAIN = ("conv_dw", "bn1"), ("conv_pw", "bn2")  #: of one without expansion

@@ -97,9 +97,24 @@ def test_a_head_of_its_own_is_taken_if_it_equals_the_embedding_and_else_refused(
     check_equal(mine, other)
 
 
+@pytest.mark.parametrize(("name", "more"), [
+    *(("GPT2LMHeadModel", {"activation_function": f"gelu_{way}"})
+      for way in ("new", "pytorch_tanh", "python_tanh", "fast", "accurate")),
+    ("BertForMaskedLM", {"hidden_act": "gelu_python"}), ("BertForMaskedLM", {"hidden_act": "gelu"}),
+])
+def test_an_activation_under_another_name_is_the_same(name: str, more: dict[str, Any], tmp_path: Path) -> None:
+    other = theirs(name, **more)
+    other.save_pretrained(tmp_path)
+    mine = ours(name)
+    weights.load(tmp_path, mine)
+    check_equal(mine, other)
+
+
 @pytest.mark.parametrize(("name", "more", "says"), [
     ("GPT2LMHeadModel", {"n_head": 4}, "config.json has n_head '4', this network '2'"),
     ("GPT2LMHeadModel", {"activation_function": "relu"}, "activation_function 'relu', this network 'gelu_new'"),
+    ("GPT2LMHeadModel", {"activation_function": "gelu_python"}, "activation_function 'gelu_python', this network"),
+    ("BertForMaskedLM", {"hidden_act": "gelu_fast"}, "hidden_act 'gelu_fast', this network 'gelu'"),
     ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx 'True'"),
     ("BertForMaskedLM", {"layer_norm_eps": 1e-3}, "layer_norm_eps '0.001', this network '1e-12'"),
     ("BertForMaskedLM", {"num_attention_heads": 4}, "num_attention_heads '4', this network '2'"),

@@ -125,10 +125,19 @@ def test_timms_names_of_mobilenet_both_ways(tmp_path: Path) -> None:
             "blocks.1.0.conv_pwl.weight", "blocks.2.2.se.conv_reduce.bias", "blocks.5.2.bn3.weight",
             "blocks.6.0.conv.weight", "conv_head.bias", "classifier.weight"} <= found.keys()
     assert found["conv_head.weight"].ndim == 4
-    model = models.create("mobilenet_v3_large", preset="tiny")
+    model = models.create("mobilenet_v3_large", preset="tiny", eps=1e-5)
     assert weights.load(file, model) == weights.Loaded((), ())
     for key, value in model.state_dict().items():
         np.testing.assert_array_equal(value, values[key])
+
+
+def test_timms_epsilon_is_told_where_the_network_has_another(tmp_path: Path) -> None:
+    """No file says it, and with torchvision's the outputs are others."""
+    model = models.create("mobilenet_v3_large", preset="tiny")
+    file = weights.save(tmp_path / "timm.safetensors", model.state_dict(), "timm")
+    assert weights.load(file, model).said(file) == (
+        f"{file}: its names are timm's, whose network has --model-arg eps=1e-05; here eps is 0.001",)
+    assert weights.load(weights.save(tmp_path / "a.safetensors", model.state_dict()), model).said(file) == ()
 
 
 def test_other_networks_have_timms_names_already_or_none(tmp_path: Path) -> None:
