@@ -6,11 +6,13 @@ import gzip
 import io
 import json
 import lzma
+import os
 import subprocess
 import sys
 import tarfile
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from data_checks import packed as tar
 from data_checks import refused, same
 
 from minidl import data
-from minidl.data import text, tokens
+from minidl.data import pictures, text, tokens
 from minidl.data.loader import fifth
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away", "from", "it",
@@ -674,6 +676,18 @@ def test_pictures_may_end_as_in_torchvision(tmp_path, suffix):
         folder.mkdir(exist_ok=True)
         image.new("L", (9, 9), 20 * i).save(folder / f"{i}.{suffix}")
     assert data.load(tmp_path, batch_size=1, image_size=8, channels=1, workers=0).samples == 8
+
+
+@pytest.mark.parametrize(("cores", "workers"), [({3}, 1), ({0, 2}, 1), ({*range(8, 16)}, 7)])
+def test_workers_are_one_for_each_core_of_the_process_but_one(imagenet, monkeypatch, cores, workers):
+    """Not of the machine: a batch system gives a job some of them."""
+    asked: list[int] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda of: cores)
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(pictures, "_pool", lambda count: asked.append(count) or pool)
+        data.load("imagenet", root=imagenet, batch_size=4, image_size=8).read(0)
+        data.load("imagenet", root=imagenet, batch_size=4, image_size=8, workers=5).read(0)
+    assert {*asked} == {workers, 5}
 
 
 @pytest.mark.parametrize("way", ["a file", "standard input"])
