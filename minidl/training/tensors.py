@@ -22,10 +22,11 @@ TYPES = {"BOOL": "?", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8",
          **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}}
 KINDS = {np.dtype(name).name: kind for kind, name in TYPES.items()} | {"uint16": "U16", "bfloat16": "BF16"}
 #: how files in other formats begin -> what they are, and how they become safetensors
-TORCH = ("a pickle of torch, which could run any code when it is read; with torch, safetensors.torch.save_file("
-         "torch.load(FILE, weights_only=True), NEW) writes its tensors")
-FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive, such as NumPy's .npz",
-           rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"GGUF": "a GGUF file", rb"\x93NUMPY": "a NumPy array"}
+TORCH = ("a pickle of torch, which could run any code; with torch, safetensors.torch.save_file({n: t.contiguous()"
+         ".clone() for n, t in torch.load(FILE, weights_only=True).items()}, NEW) writes the tensors of a state dict")
+FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive; of NumPy's .npz, "
+           "safetensors.numpy.save_file(dict(numpy.load(FILE)), NEW) writes the arrays", rb"GGUF": "a GGUF file",
+           rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"\x93NUMPY": "a NumPy array"}
 PICKLED = (".bin", ".ckpt", ".pt", ".pth")  #: suffixes of torch's pickles
 
 

@@ -158,9 +158,8 @@ def load(path: str | Path, model: Module) -> Loaded:
     for name, t in model.named_tensors():
         if name in fitted:
             put(t, fitted[name])
-    eps = getattr(model, "eps", TIMM_EPS)
     return Loaded(initial, tuple(sorted(found.keys() - mine.keys() - {*STANDARDIZE})), {*STANDARDIZE} <= found.keys(),
-                  (str(eps),) if TIMM in values and eps != TIMM_EPS else ())
+                  (str(model.eps),) if TIMM in values and getattr(model, "eps", TIMM_EPS) != TIMM_EPS else ())
 
 
 def _check_config(path: Path, model: Module) -> None:

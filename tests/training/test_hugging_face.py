@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,24 @@ def test_a_head_of_its_own_is_taken_if_it_equals_the_embedding_and_else_refused(
     other.save_pretrained(tmp_path / "equal")
     assert weights.load(tmp_path / "equal", mine) == weights.Loaded((), ())
     check_equal(mine, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_line_about_a_file_of_torch_says_how_it_is_read(name: str, dtype: str, tmp_path: Path) -> None:
+    """Also with tied weights, and tensors that are not contiguous."""
+    torch, old, new = torch_or_skip(), tmp_path / "pytorch_model.bin", tmp_path / "new.safetensors"
+    saved = theirs(name).to(getattr(torch, dtype))
+    torch.save({key: t.t().contiguous().t() if t.ndim == 2 else t for key, t in saved.state_dict().items()}, old)
+    for place in (old, tmp_path):
+        with pytest.raises(WeightsError, match=r"with torch, (.*) writes the tensors") as caught:
+            weights.load(place, ours(name))
+    found = re.search(r"with torch, (.*) writes the tensors", str(caught.value))
+    assert found is not None
+    exec("import safetensors.torch, torch\n" + found[1].replace("FILE", repr(str(old))).replace("NEW", repr(str(new))))
+    mine = ours(name)
+    assert weights.load(new, mine) == weights.Loaded((), ())
+    check_equal(mine, saved.float())
 
 
 @pytest.mark.parametrize(("name", "more"), [
