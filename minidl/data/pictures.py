@@ -101,8 +101,7 @@ def _shards(root: Path, split: str) -> list[Path]:
 def listing(root: Path, split: str) -> Listing:
     """The pictures of a split. Raises DataError for an empty class, one that training lacks, and a damaged archive."""
     if _shards(root, "train"):
-        found = _shards(root, split)
-        if not found:
+        if not (found := _shards(root, split)):
             raise DataError(f"{root}: has shards for training but none for {split}, such as val-0000.tar")
         return _of_shards(found)
     train = _train_of(root)

@@ -26,6 +26,7 @@ TORCH = ("a pickle of torch, which could run any code; with torch, safetensors.t
          ".clone() for n, t in torch.load(FILE, weights_only=True).items()}, NEW) writes the tensors of a state dict")
 FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive; of NumPy's .npz, "
            "safetensors.numpy.save_file(dict(numpy.load(FILE)), NEW) writes the arrays", rb"GGUF": "a GGUF file",
+           rb"(?i)version https://git-lfs|\s*<(!doctype|html)": "a pointer of Git LFS (git lfs pull) or a web page",
            rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"\x93NUMPY": "a NumPy array"}
 PICKLED = (".bin", ".ckpt", ".pt", ".pth")  #: suffixes of torch's pickles
 

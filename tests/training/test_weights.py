@@ -425,6 +425,8 @@ def test_names_of_masks_and_heads_are_weights_where_the_network_has_them(tmp_pat
     ("a.pt", b"", "is a pickle of torch, .*weights_only=True"), ("a.ckpt", b"x" * 99, "is a pickle of torch"),
     ("a.safetensors", b"\x80\x02}q\x00X\x01\x00\x00\x00", "is a pickle of torch"),
     ("a.npz", b"PK\x03\x04" + b"x" * 99, "is a ZIP archive"), ("a.h5", b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+    ("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "is a pointer of Git LFS"),
+    ("a.safetensors", b"\n<!doctype html><html>", "or a web page"),
     ("a.gguf", b"GGUF\3\0\0\0", "is a GGUF file"),
     ("a.safetensors", b"PK\x03\x04" + bytes(26) + b"a/data.pkl", "is a pickle of torch"),
     ("a.safetensors", (0x0280).to_bytes(8, "little") + b"{" + bytes(9), "is damaged or no file of weights"),
