@@ -33,5 +33,7 @@ def sample(arguments: Any) -> int:
                                    top=arguments.top, seed=arguments.seed):
             found.append(token)
             done(len(found))
-    text = ("" if writer.translates else arguments.prompt) + writer.tokenizer.decode(found)
+    coder, prompt = writer.tokenizer, "" if writer.translates else arguments.prompt
+    read = coder.encode(prompt.encode()).tolist()  # alone, the first word after it might lose the space before it
+    text = prompt + coder.decode([*read, *found])[len(coder.decode(read)) :]
     return show.emit(arguments, {"prompt": arguments.prompt, "tokens": len(found), "text": text}, text)

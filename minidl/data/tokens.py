@@ -84,10 +84,9 @@ def _library() -> Any:
 
 
 def _trained(size: int, text: bytes) -> Tokenizer:
-    if size < LEAST:
-        raise DataError(f"a tokenizer of {size} tokens is too small; it needs {LEAST} for all bytes and special tokens")
-    if size > MOST:
-        raise DataError(f"a tokenizer of {size} tokens is too large; it can have {MOST}")
+    if not LEAST <= size <= MOST:
+        raise DataError(f"a tokenizer of {size} tokens is too {'small' if size < LEAST else 'large'}; it can have "
+                        f"{MOST}, and needs {LEAST} for all bytes and special tokens")
     library = _library()
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -103,10 +102,9 @@ def restored(saved: str) -> Tokenizer:
     """The tokenizer whose `saved` this is. Raises DataError or ValueError."""
     if saved == "bytes":
         return BYTE_TOKENIZER
-    library = _library()
     try:
         json.loads(saved)
-        return _of_library(library.Tokenizer.from_str(saved))
+        return _of_library(_library().Tokenizer.from_str(saved))
     except ValueError:
         raise
     except Exception as error:  # the library raises Exception itself

@@ -431,6 +431,29 @@ def test_only_language_models_write(capsys, tmp_path):
     assert "there is no checkpoint" in refusal(capsys, "sample", str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("kind", ["words", "Metaspace", "WordPiece"])
+def test_words_that_follow_a_prompt_keep_the_space_before_them(capsys, tmp_path, written, monkeypatch, kind):
+    """Tokenizers leave out the space before the first of some words."""
+    library = pytest.importorskip("tokenizers")
+    mark = "\u2581" if kind == "Metaspace" else ""
+    known = {"[UNK]": 0, f"{mark}the": 1, f"{mark}fox": 2, "##es" if kind == "WordPiece" else "es": 3}
+    made = library.Tokenizer((library.models.WordPiece if kind == "WordPiece" else library.models.WordLevel)(
+        known, unk_token="[UNK]"))
+    if kind == "Metaspace":
+        made.pre_tokenizer, made.decoder = library.pre_tokenizers.Metaspace(), library.decoders.Metaspace()
+    else:
+        made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    if kind == "WordPiece":
+        made.decoder = library.decoders.WordPiece()
+    about = dict(checkpoint.peek(written).about) | {"tokenizer": made.to_str()}
+    checkpoint.save(tmp_path / "c", Writer.load(written).model, about=about)
+    drawn = [3, 2, 1] if kind == "WordPiece" else [2, 1]
+    left = iter(drawn)
+    monkeypatch.setattr(sampling, "_drawn", lambda *given: next(left))
+    found = reported(capsys, "sample", str(tmp_path / "c"), "--prompt", "the fox", "--length", str(len(drawn)))
+    assert found["text"] == ("the foxes fox the" if kind == "WordPiece" else "the fox fox the")
+
+
 def test_a_network_writes_only_with_the_tokens_that_it_knows(capsys, tmp_path, written):
     pytest.importorskip("tokenizers")
     about = dict(checkpoint.peek(written).about)
