@@ -19,7 +19,7 @@ import numpy as np
 
 from . import arrays, builtin, formats, own, pictures, sentences, text
 from .dataset import DataError, Dataset, Note, Standardize, Wanted
-from .loader import Loader, check_seed
+from .loader import Loader, check_seed, whole
 
 STORED = ("mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext")  #: data sets in files
 NAMES = ("digits", *STORED, "pydoc", "synthetic")  #: names of data sets
@@ -40,9 +40,9 @@ def digits(batch_size: int = 64, *, split: str = "train", seed: int = 0, dtype: 
 
 def load(
     name_or_path: str | os.PathLike[str], *, batch_size: int, root: str | os.PathLike[str] | None = None,
-    split: str = "train", seed: int = 0, image_size: int | None = None,
-    channels: int | None = None, classes: int | None = None, sequence_length: int | None = None,
-    dtype: str = "float32", tokenizer: str = "bytes", workers: int | None = None, standardize: Standardize = False,
+    split: str = "train", seed: int = 0, image_size: int | None = None, channels: int | None = None,
+    classes: int | None = None, sequence_length: int | None = None, dtype: str = "float32",
+    tokenizer: str | int | os.PathLike[str] = "bytes", workers: int | None = None, standardize: Standardize = False,
     note: Note = say,
 ) -> Loader:  # fmt: skip
     """A loader of a data set by name (`NAMES`), by path, or of a function of one's own (`file.py:function`); see
@@ -66,14 +66,15 @@ def load(
     except TypeError:
         raise DataError(f"the dtype of images is {dtype!r}; it must be a float type that NumPy has") from None
     check_seed(seed)
-    sizes = {"image_size": image_size, "channels": channels, "classes": classes, "sequence_length": sequence_length}
+    sizes = {"image_size": image_size, "channels": channels, "classes": classes, "sequence_length": sequence_length,
+             "workers": workers}
     for key, value in sizes.items():
-        if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1):
-            raise DataError(f"{key} is {value!r}; it must be a whole number > 0")
+        if value is not None and (not whole(value) or value < (key != "workers")):
+            raise DataError(f"{key} is {value!r}; it must be a whole number {'>=' if key == 'workers' else '>'} 0")
     if root is not None and not Path(root).is_dir():
         raise DataError(f"{root}: the folder for data does not exist")
-    wanted = Wanted(split, seed, dtype, note, image_size, channels, classes, sequence_length, tokenizer, workers,
-                    standardize)
+    wanted = Wanted(split, seed, dtype, note, image_size, channels, classes, sequence_length, str(tokenizer),
+                    workers, standardize)
     try:
         dataset = _named(name_or_path, ROOT if root is None else Path(root), wanted)
     except OSError as error:

@@ -57,15 +57,14 @@ class Loader:
         self._order = lru_cache(2)(lambda epoch: permutation(samples, "order", epoch, seed=seed) if training else
                                    np.arange(samples))
         self._draws = lru_cache(2)(lambda epoch: draws.of_epoch(samples, epoch, seed))
-        if not _whole(batch_size) or batch_size < 1:
+        if not whole(batch_size) or batch_size < 1:
             raise DataError(f"{name}: the batch size is {batch_size!r}; it must be a whole number > 0")
         check_seed(seed)
-        if not _whole(ranks) or not _whole(rank) or not 0 <= rank < ranks:
+        if not whole(ranks) or not whole(rank) or not 0 <= rank < ranks:
             raise DataError(f"{name}: there is no rank {rank!r} among {ranks!r} ranks")
         if samples < (batch_size if training else 1):
             raise DataError(f"{name}: {samples} samples are too few for one batch of {batch_size}")
-        rest = 0 if training else samples % batch_size
-        for rows in (batch_size, rest):
+        for rows in (batch_size, 0 if training else samples % batch_size):
             if rows % ranks:
                 raise DataError(f"{name}: a batch of {rows} rows cannot be divided equally among {ranks} ranks")
 
@@ -143,7 +142,7 @@ class Loader:
     def restore(self, state: Mapping[str, int]) -> None:
         """Goes to a place that `state` has returned. Raises DataError, before anything changes, for any other."""
         position = state.get("position", -1)
-        known = _whole(position) and 0 <= position < 2**63
+        known = whole(position) and 0 <= position < 2**63
         if not known or (position if self.training else position % self.samples) % self.batch_size:
             raise DataError(f"{self.name}: {dict(state)} is not a place in the order: no batch of {self.batch_size} of "
                             f"{self.samples} samples begins there")
@@ -173,9 +172,9 @@ class _Ahead:
 
 def check_seed(seed: object) -> None:
     """Raises DataError unless it is a whole number from 0 to 2**64 - 1."""
-    if not _whole(seed) or not 0 <= seed < 2**64:
+    if not whole(seed) or not 0 <= seed < 2**64:
         raise DataError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1")
 
 
-def _whole(value: object) -> TypeGuard[int]:
+def whole(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

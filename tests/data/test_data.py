@@ -144,6 +144,7 @@ def test_a_place_that_is_none_is_refused_and_changes_nothing():
     ({"batch_size": 2000}, "1438 samples"), ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"), ({"seed": "a"}, "seed"),
     ({"split": "valid"}, "valid"), ({"dtype": "int8"}, "int8"), ({"dtype": "bf16"}, "bf16"),
     ({"image_size": 0}, "image_size"),
+    ({"workers": -1}, "workers is -1; it must be a whole number >= 0"), ({"workers": "2"}, "workers is '2'"),
     ({"channels": 1.5}, "channels"), ({"classes": -3}, "classes"), ({"sequence_length": 4}, "images, not tokens"),
 ])  # fmt: skip
 def test_arguments_that_do_not_fit(options, culprit):

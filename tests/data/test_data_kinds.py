@@ -230,7 +230,7 @@ def test_a_tokenizer_is_trained_and_given(tmp_path, capsys):
     again = tokens.restored(coder.saved)
     np.testing.assert_array_equal(again.encode(b"the quick fox"), coder.encode(b"the quick fox"))
     (tmp_path / "own.json").write_text(coder.saved)
-    for kind in ("300", str(tmp_path / "own.json")):
+    for kind in ("300", 300, str(tmp_path / "own.json"), tmp_path / "own.json"):
         found = data.load(tmp_path / "a.txt", batch_size=2, sequence_length=16, tokenizer=kind)
         assert (found.classes, found.dataset.mask) == (coder.vocabulary, coder.special["mask"])
         assert found.dataset.bytes_per_token > 2
