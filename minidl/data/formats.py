@@ -66,20 +66,20 @@ class Stored:
 
 def read_idx(path: Path) -> Array:
     """An idx file of bytes as uint8, of the shape that its header declares. Raises DataError."""
-    with reading(path):
-        packed = path.suffix == ".gz"
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            magic = _exactly(file, 4)
-            if magic[:3] != b"\0\0\x08" or not 1 <= magic[3] <= 4:
-                raise ValueError("not an idx file of bytes (its first bytes are not 00 00 08 and 1 to 4 dimensions)")
-            shape = tuple(int(size) for size in np.frombuffer(_exactly(file, 4 * magic[3]), ">u4"))
-            need, size = math.prod(shape), path.stat().st_size
-            if need > min(LARGEST, max(SMALL, size * PACKED) if packed else size - file.tell()):
-                raise ValueError(f"truncated, or compressed more than images can be: its header declares {shape}, "
-                                 f"{need} bytes, and the file has {size}")
-            content = _exactly(file, need)
-            if file.read(1):  # reads on to the checksum of a gzipped file
-                raise ValueError(f"holds more than the {need} bytes that its header declares")
+    with reading(path), open(path, "rb") as stored:
+        packed = stored.peek(2)[:2] == b"\x1f\x8b"  # a browser may have unpacked it, and kept its name
+        file = gzip.GzipFile(fileobj=stored) if packed else stored
+        magic = _exactly(file, 4)
+        if magic[:3] != b"\0\0\x08" or not 1 <= magic[3] <= 4:
+            raise ValueError("not an idx file of bytes (its first bytes are not 00 00 08 and 1 to 4 dimensions)")
+        shape = tuple(int(size) for size in np.frombuffer(_exactly(file, 4 * magic[3]), ">u4"))
+        need, size = math.prod(shape), path.stat().st_size
+        if need > min(LARGEST, max(SMALL, size * PACKED) if packed else size - file.tell()):
+            raise ValueError(f"truncated, or compressed more than images can be: its header declares {shape}, {need} "
+                             f"bytes, and the file has {size}")
+        content = _exactly(file, need)
+        if file.read(1):  # reads on to the checksum of a gzipped file
+            raise ValueError(f"holds more than the {need} bytes that its header declares")
         return np.frombuffer(content, np.uint8).reshape(shape)
 
 

@@ -87,9 +87,19 @@ def test_bad_gzip_files(tmp_path):
     whole = bad.read_bytes()
     checksum = bytearray(whole)
     checksum[-8] ^= 1
-    for content in (whole[:-20], b"no gzip at all", bytes(checksum)):
+    for content, says in ((whole[:-20], "damaged"), (b"no gzip at all", "not an idx"), (bytes(checksum), "damaged")):
         bad.write_bytes(content)
-        refused(str(bad), "damaged", act=lambda: data.load("mnist", root=tmp_path, batch_size=4))
+        refused(str(bad), says, act=lambda: data.load("mnist", root=tmp_path, batch_size=4))
+
+
+def test_files_that_a_browser_has_unpacked_or_renamed(tmp_path):
+    """What a file holds says whether it is packed, not its name."""
+    write_mnist(tmp_path, ".gz")
+    wanted = next(data.load("mnist", root=tmp_path, batch_size=5))
+    images, labels = (tmp_path / f"train-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
+    images.write_bytes(gzip.decompress(images.read_bytes()))
+    labels.rename(labels.with_suffix(""))
+    assert same(next(data.load("mnist", root=tmp_path, batch_size=5)), wanted)
 
 
 def test_half_a_data_set_is_enough_for_its_half(tmp_path):
