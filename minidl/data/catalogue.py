@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import arrays, builtin, formats, own, pictures, sentences, text
-from .dataset import DataError, Dataset, Note, Standardize, Wanted
+from .dataset import DataError, Dataset, Note, Scaling, Standardize, Wanted
 from .loader import Loader, check_seed, whole
 
 STORED = ("mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext")  #: data sets in files
@@ -73,6 +73,7 @@ def load(
             raise DataError(f"{key} is {value!r}; it must be a whole number {'>=' if key == 'workers' else '>'} 0")
     if root is not None and not Path(root).is_dir():
         raise DataError(f"{root}: the folder for data does not exist")
+    standardize = standardize if isinstance(standardize, Scaling) else bool(standardize)
     wanted = Wanted(split, seed, dtype, note, image_size, channels, classes, sequence_length, str(tokenizer),
                     workers, standardize)
     try:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,6 @@ NAME = "checkpoint.safetensors"  #: the file's name in a directory
 STEP = re.compile(r"step-\d{8,}")  #: the name of a checkpoint that ranks have written
 FORMAT = 3
 IDENTITY = ("name", "samples", "seed", "batch_size", "training")  #: attributes of a loader: its order of samples
-
-
 CheckpointError = WeightsError  #: a checkpoint cannot be saved, read, or used here: one line, which says why
 
 
@@ -100,10 +99,10 @@ def _texts(model: Module, optimizer: Optimizer | None, step: int, loader: Loader
     if waiting:
         raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
                               "has used")
-    place = {"format": FORMAT, "step": step, "seed": random.current_seed(),
+    place = {"format": FORMAT, "step": index(step), "seed": random.current_seed(),
              "optimizer": None if optimizer is None else type(optimizer).__name__,
              "loader": None if loader is None else {"state": loader.state(), **_identity(loader)},
-             **({} if test is None else {"test": dict(test)})}
+             **({} if test is None else {"test": {name: float(value) for name, value in test.items()}})}
     texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
              **{f"about {name}": text for name, text in (about or {}).items()}}
     return {name: text for name, text in texts.items() if text is not None}

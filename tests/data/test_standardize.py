@@ -69,6 +69,15 @@ def test_own_data_stay_as_they_are_and_are_standardised_on_demand(folder: Path, 
     assert all("standardised by the mean and deviation of its training part" in line for line in told[1::2])
 
 
+@pytest.mark.parametrize("true", [1, np.True_])
+def test_what_is_true_asks_for_it(folder: Path, true: Any) -> None:
+    told: list[str] = []
+    data.load("v.npz", batch_size=8, standardize=true, note=told.append)
+    assert "standardised by the mean and deviation of its training part" in told[-1]
+    refused("--standardize has no effect on digits", act=lambda: data.load("digits", batch_size=8, standardize=true))
+    assert data.load("v.npz", batch_size=8, standardize=np.False_, note=told.append).scaling is None
+
+
 def test_exported_weights_are_right_on_raw_data(folder: Path, capsys: Any) -> None:
     """An independent forward pass on the raw numbers has the loss that the run reports."""
     record = reported(capsys, "train", *RUN, "--data", "v.npz", "--standardize", "--steps", "20", "--checkpoint", "c")

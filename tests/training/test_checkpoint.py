@@ -108,6 +108,19 @@ def test_resume_gives_the_bits_of_an_uninterrupted_run(optimizer: str, recorded:
     assert second.state() == end
 
 
+def test_numbers_of_numpy_are_kept_as_they_are(tmp_path: Path) -> None:
+    """A mean of float32 numbers is no float of Python."""
+    ml.seed(0)
+    model = nn.Linear(2, 2)
+    for dtype in ("float16", "float32", "float64", "int64"):
+        value = np.array([1.75]).astype(dtype)[0]
+        file = checkpoint.save(tmp_path / "a.safetensors", model, step=np.int64(3), test={"loss": value})
+        assert checkpoint.peek(file) == checkpoint.Checkpoint(3, 0, None, None, None, None, {"loss": float(value)})
+    with pytest.raises(TypeError):
+        checkpoint.save(tmp_path / "b.safetensors", model, step=2.5)  # type: ignore[arg-type]
+    assert not (tmp_path / "b.safetensors").exists()
+
+
 def test_a_model_alone_takes_a_checkpoint_of_any_seed(tmp_path: Path) -> None:
     run = Run()
     run.go(1)
