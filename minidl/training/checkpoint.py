@@ -105,6 +105,8 @@ def _texts(model: Module, optimizer: Optimizer | None, step: int, loader: Loader
              **({} if test is None else {"test": {name: float(value) for name, value in test.items()}})}
     texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
              **{f"about {name}": text for name, text in (about or {}).items()}}
+    if wrong := next((name for name, text in texts.items() if not isinstance(text, str | None)), None):
+        raise CheckpointError(f"cannot save {wrong!r}, a {type(texts[wrong]).__name__}; it must be a text")
     return {name: text for name, text in texts.items() if text is not None}
 
 
@@ -291,8 +293,7 @@ def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
             raise CheckpointError(f"{file} was made by an older minidl, in format {made}; this one reads only format "
                                   f"{FORMAT}: train anew")
         raise CheckpointError(f"{file} is not a checkpoint of this format ({FORMAT})")
-    said = [raw.get(key) for key in ("step", "seed", "optimizer", "loader", "test")]
-    step, seed, optimizer, loader, test = said
+    step, seed, optimizer, loader, test = said = [*map(raw.get, ("step", "seed", "optimizer", "loader", "test"))]
     if (type(step) is not int or step < 0 or type(seed) is not int or not isinstance(optimizer, str | None)
         or not isinstance(loader, dict | None) or not isinstance(test, dict | None)
         or not all(isinstance(value, int | float) for value in (test or {}).values())):

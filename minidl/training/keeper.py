@@ -13,7 +13,6 @@ from typing import Any
 from ..autograd.tape import use
 from ..system.files import copy_atomic
 from . import checkpoint
-from .checkpoint import CheckpointError
 from .tensors import doing
 from .trainer import Trainer
 
@@ -95,7 +94,7 @@ class Keeper:
         """The metrics of the best checkpoint, a file or a folder; more than one if a run was killed between the two."""
         found = list[dict[str, Any] | None]()
         for name in (BEST, GOOD):
-            with suppress(CheckpointError):
+            with suppress(checkpoint.CheckpointError):
                 found.append(checkpoint.peek(self.folder / name).test)
         return found
 

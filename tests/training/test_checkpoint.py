@@ -121,6 +121,16 @@ def test_numbers_of_numpy_are_kept_as_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "b.safetensors").exists()
 
 
+@pytest.mark.parametrize("texts", [{"about": {"epoch": 3}}, {"about": {"config": {"lr": 0.1}}}, {"schedule": ["0F0"]},
+                                   {"scheduler": 3}])
+def test_what_is_no_text_is_refused_and_leaves_the_old_file(texts: dict[str, Any], tmp_path: Path) -> None:
+    """No file of safetensors could be read with it."""
+    file = checkpoint.save(tmp_path / "a.safetensors", nn.Linear(2, 2), about={"epoch": "2"})
+    with pytest.raises(CheckpointError, match="cannot save '.*', a (int|dict|list); it must be a text"):
+        checkpoint.save(file, nn.Linear(2, 2), **texts)
+    assert checkpoint.peek(file).about == {"epoch": "2"}
+
+
 def test_a_model_alone_takes_a_checkpoint_of_any_seed(tmp_path: Path) -> None:
     run = Run()
     run.go(1)
