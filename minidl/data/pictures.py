@@ -78,7 +78,7 @@ def _has(folder: Path) -> bool:
     """Whether folders or archives of classes with pictures are here; in `train`, pictures may lie deeper."""
     if folder.name == "train" and any(entry.suffix == ".tar" for entry in _entries(folder)):
         return True
-    return any(_is_picture(f.relative_to(entry)) for entry in _entries(folder) if entry.is_dir()
+    return any(_is_picture(str(f.relative_to(entry))) for entry in _entries(folder) if entry.is_dir()
                for f in (entry.rglob("*") if folder.name == "train" else entry.iterdir()))
 
 
@@ -86,8 +86,8 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(e for e in folder.iterdir() if not HIDDEN.search(e.name))
 
 
-def _is_picture(name: Path) -> bool:
-    return name.suffix.lower() in SUFFIXES and not HIDDEN.search(str(name))
+def _is_picture(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not HIDDEN.search(name)
 
 
 def _shards(root: Path, split: str) -> list[Path]:
@@ -120,15 +120,15 @@ def _classes(folder: Path) -> dict[Path, str]:
 
 
 def _of_classes(folder: Path, names: tuple[str, ...]) -> Listing:
-    if loose := [e for e in _entries(folder) if _is_picture(Path(e.name))]:
+    if loose := [e for e in _entries(folder) if _is_picture(e.name)]:
         raise DataError(f"{loose[0]}: a picture must be in the folder of its class")
     pictures, labels = list[Picture](), list[int]()
     for entry, name in _classes(folder).items():
         if name not in names:
             raise DataError(f"{entry}: a class that the training part does not have")
-        own = ([Picture(str(f)) for f in sorted(entry.rglob("*")) if _is_picture(f.relative_to(entry))]
+        own = ([Picture(f) for f in map(str, sorted(entry.rglob("*"))) if _is_picture(f[len(str(entry)) :])]
                if entry.is_dir() else [Picture(str(entry), begin, size, member)
-                                       for member, begin, size in _members(entry) if _is_picture(Path(member))])
+                                       for member, begin, size in _members(entry) if _is_picture(member)])
         if not own:
             raise DataError(f"{entry}: a class without pictures; add some, or remove it")
         pictures += own
@@ -153,7 +153,7 @@ def _of_shards(shards: Sequence[Path]) -> Listing:
         classes: dict[str, int] = {}
         for name, begin, size in _members(shard):
             key, _, suffix = name.rpartition(".")
-            if _is_picture(Path(name)):
+            if _is_picture(name):
                 own[key] = Picture(str(shard), begin, size, name)
             elif suffix == "cls":
                 with open(shard, "rb") as file:
