@@ -10,6 +10,7 @@ from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
 from .dropout import check_rate, next_draw
+from .elementwise import mul
 
 
 class Attention(Op):
@@ -52,8 +53,7 @@ class Attention(Op):
         half of the scores: that they win from a fifth of the scores on was measured."""
         t, s = q.shape[2], k.shape[2]
         scores = t * s * (5 if self.seen["causal"] and not self.dropout else 1)
-        return (scores > tapes.current().device.most_scores and self.factor > 0 and v.shape[3] > 0
-                and not (self.dropout and s % 4))
+        return scores > tapes.current().device.most_scores and v.shape[3] > 0 and not (self.dropout and s % 4)
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         grads = [self.grad(t) for t in (self.q, self.k, self.v)]
@@ -82,4 +82,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, ca
     check_rate(dropout)
     if offset < 0 or (offset and not causal):
         raise ValueError(f"attention: the offset is {offset}; it must be at least 0, and is for causal attention")
+    if scale is not None and not scale > 0:  # kernels hide a key by minus infinity, which they multiply by the scale
+        q, scale = mul(q, scale), 1.0
     return Attention(causal, scale, dropout, offset)(q, k, v, *(() if mask is None else (mask,)))

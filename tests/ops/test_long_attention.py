@@ -84,12 +84,11 @@ def test_the_planned_peak_grows_with_the_length_and_not_with_its_square():
     assert peaks[1] < 2.2 * peaks[0]
 
 
-@pytest.mark.parametrize("change", [{"scale": -1.0}, {"dropout": 0.5}], ids=str)
-def test_what_it_does_not_serve_keeps_its_probabilities(change, monkeypatch):
+def test_what_it_does_not_serve_keeps_its_probabilities(monkeypatch):
     monkeypatch.setattr(CPU, "most_scores", 0)
 
     def step(x: Any) -> Any:
-        return ops.attention(x, x, x, causal=True, **change)
+        return ops.attention(x, x, x, causal=True, dropout=0.5)
 
     graph = ml.record(step, np.ones((1, 1, 5, 2), np.float32))
     assert not any("flash" in name for name in kernels(graph, Kind.F))
