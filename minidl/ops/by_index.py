@@ -38,12 +38,7 @@ class IndexAdd(Places):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         if i == 0:
             return dy
-        dx = self.grad(self.source)
-        if not dx.size:
-            return self.call("fill", [dx], [dx], value=0.0)
-        self.call("embedding", [self.dense(dy).seen(self.table), self.flat],
-                  [dx.seen([*self.flat.shape, self.table[1]])])
-        return dx
+        return self.rows(self.dense(dy), self.grad(self.source))
 
 
 class Largest(Places):

@@ -33,6 +33,14 @@ class Places(Op):
         self.flat = self._joined(shape, index)
         return shape
 
+    def rows(self, x: Tensor, y: Tensor) -> Tensor:
+        """Writes the rows of x at these places to y, and returns y."""
+        if y.size:
+            self.call("embedding", [x.seen(self.table), self.flat], [y.seen([*self.flat.shape, self.table[1]])])
+        else:
+            self.call("fill", [y], [y], value=0.0)
+        return y
+
     def _joined(self, shape: Sequence[int], index: Sequence[Tensor]) -> Tensor:
         """The number of the row, row-major over the indexed axes. Each index is looked up in a table of where its rows
         begin, so that executors check its range, as for every embedding."""
@@ -59,15 +67,13 @@ class Take(Places):
     def forward(self, x: Tensor, *index: Tensor) -> Tensor:
         rest = x.shape[len(index) :]
         shape = self.places(x.shape[: len(index)], rest, index)
-        if not x.size:
-            raise self.error(f"shape {x.shape} has no elements to choose from")
         self.x = self.dense(x)
-        y = self.out([*shape, *rest], x.dtype)
-        self.call("embedding", [self.x.seen(self.table), self.flat], [y.seen([*shape, self.table[1]])])
-        return y
+        return self.rows(self.x, self.out([*shape, *rest], x.dtype))
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx, (rows, width) = self.grad(self.x), self.table
+        if not dx.size:
+            return self.call("fill", [dx], [dx], value=0.0)
         self.call("embedding_grad", [self.flat, self.dense(dy).seen([*self.flat.shape, width])],
                   [dx.seen(self.table)], rows=rows)
         return dx

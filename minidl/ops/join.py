@@ -168,7 +168,7 @@ def split(x: Tensor, lengths: int | Sequence[int], axis: int = 0) -> list[Tensor
     if isinstance(lengths, int | np.integer):
         if lengths < 1:
             raise ValueError(f"split: the length of the pieces is {lengths}; it must be at least 1")
-        lengths = [min(lengths, x.shape[axis] - begin) for begin in range(0, x.shape[axis], lengths)]
+        lengths = [min(lengths, x.shape[axis] - begin) for begin in range(0, max(x.shape[axis], 1), lengths)]
     if sum(lengths) != x.shape[axis] or any(n < 0 for n in lengths):
         raise ValueError(f"split: lengths {list(lengths)} do not add up to axis {axis} of shape {x.shape}")
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
@@ -180,4 +180,5 @@ def chunk(x: Tensor, count: int, axis: int = 0) -> list[Tensor]:
     """x cut along `axis` into `count` pieces of equal length, of which the last may be shorter or missing."""
     if count < 1:
         raise ValueError(f"chunk: {count} pieces; it must be at least 1")
-    return split(x, max(-(-x.shape[axis_of(x, axis, "chunk")] // count), 1), axis)
+    length = x.shape[axis_of(x, axis, "chunk")]
+    return split(x, -(-length // count) or [0] * count, axis)

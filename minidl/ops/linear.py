@@ -10,7 +10,7 @@ from ..autograd.op import Layer, Op, same_dtype
 from ..autograd.tensor import Tensor, new
 from ..core.graph import Role
 from .reduce import sum_to
-from .shape import reshape, with_axes
+from .shape import flatten, reshape, with_axes
 
 
 class Linear(Layer):
@@ -67,7 +67,7 @@ class MatMul(Op):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., i), weight (o, i), bias (o,) -> x weight^T + bias (..., o)."""
     if x.ndim > 2:
-        flat = linear(reshape(x, [-1, x.shape[-1]]), weight, bias)
+        flat = linear(flatten(x, 0, -2), weight, bias)
         return reshape(flat, [*x.shape[:-1], weight.shape[0]])
     return Linear()(x, weight, *(() if bias is None else (bias,)))
 

@@ -95,10 +95,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     rest = [a for a in range(x.ndim) if a not in (first, second)]
     below, above = max(-offset, 0), max(offset, 0)
     places = np.arange(max(min(x.shape[first] - below, x.shape[second] - above), 0))
-    turned = transpose(x, [first, second, *rest])
-    if not places.size:
-        return reshape(cut(turned, slice(0, 0)), [*(x.shape[a] for a in rest), 0])
-    return movedim(index(turned, (places + below, places + above)), 0, -1)
+    return movedim(index(transpose(x, [first, second, *rest]), (places + below, places + above)), 0, -1)
 
 
 def masked_select(x: Tensor, mask: Any) -> Tensor:
@@ -112,8 +109,7 @@ def masked_select(x: Tensor, mask: Any) -> Tensor:
     except ValueError:
         raise ShapeError(f"masked_select: x {x.shape} and mask {mask.shape} do not broadcast") from None
     (places,) = chosen(mask if mask.storage.recorded else np.broadcast_to(mask.numpy(), shape).reshape(-1))
-    flat = reshape(broadcast_to(x, shape), [-1])
-    return take(flat, places, 0) if places.size else cut(flat, slice(0, 0))
+    return take(reshape(broadcast_to(x, shape), [-1]), places, 0)
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:

@@ -127,6 +127,12 @@ SAME: dict[str, tuple[Any, list[Any]]] = {
     "masked_select": (lambda m, x: m.masked_select(x, whole(m, Y > 0)), [Y]),
     "masked_select, broadcast": (lambda m, x: x.masked_select(whole(m, [[True], [False]])), [values(3)]),
     "masked_select of nothing": (lambda m, x: x.masked_select(whole(m, Y > 9)).sum() + x.sum(), [Y]),
+    "masks of nothing": (lambda m, x: x[whole(m, np.zeros(0, bool))] + x[whole(m, np.zeros((0, 4), bool))].sum(),
+                         [values(0, 4)]),
+    "rows of nothing": (lambda m, x: x[whole(m, AT)] + x.flip(0).repeat_interleave(5, dim=0)[:5], [values(4, 0)]),
+    "order of nothing": (lambda m, x: x.sort(0).values + x.sort(1).values + x.max(dim=1, keepdim=True).values
+                         + x.topk(3, 1).values, [values(0, 3)]),
+    "pieces of nothing": (lambda m, x: m.cat([*x.chunk(3), *x.split(2)], 1), [values(0, 2)]),
     "steps": (lambda m, x: x.sign() * x + m.round(x) + x.floor() * m.ceil(x) + m.trunc(x) * x, [Y * 1.1]),
     "whole numbers": (lambda m, x: x.double() * m.where(whole(m, [True, False, True]), m.cat(
         [whole(m, AT[:1]), whole(m, AT[3:])]).clamp(min=1), whole(m, 5)).double().mean(), [Y]),
@@ -157,6 +163,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rms_norm, weight": (lambda f, x, w: f.rms_norm(x, (9,), w), [values(2, 3, 9), values(9, seed=2)]),
     "rms_norm, two axes": (lambda f, x, w: f.rms_norm(x, (3, 2), w, 1e-3), [values(4, 3, 2), values(3, 2, seed=2)]),
     "linear": (lambda f, *x: f.linear(*x), [values(5, 4), values(3, 4), values(3)]),
+    "linear of nothing": (lambda f, *x: f.linear(*x), [values(2, 3, 0), values(4, 0), values(4)]),
     "linear 3d": (lambda f, *x: f.linear(*x), [values(2, 5, 4), values(3, 4)]),
     "shared": (lambda f, x, w, b: ((f.linear(y := f.linear(x, w, b).tanh(), w, b).tanh() + y * y) @ w * b * b
                                    - f.linear(x, w) * y), [X, values(4, 4, seed=2), values(4, seed=3)]),
