@@ -1,17 +1,18 @@
 // Adam of many parameters in one launch; the reference is in adam.py.
 #include "update.cuh"
 
-// p, g, m, v and the copy of p (or null). `rest1` is 1 - beta1; `shrink` is the decoupled weight decay, `grow` the other;
+// p, g, m, v, powers (3,) and the copy of p (or null). `rest1` is 1 - beta1; `shrink` is the decoupled weight decay, `grow` the other;
 // `flag` as in sgd.cu.
 template <typename P, typename G, typename L>
-__global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __restrict__ powers, double beta1, double rest1,
-                     double beta2, double rest2, double eps, double shrink, double grow, int* flag) {
+__global__ void adam(Tensors tensors, const P* __restrict__ lr, double beta1, double rest1, double beta2, double rest2,
+                     double eps, double shrink, double grow, int* flag) {
     typedef Sum<P> S;
     __shared__ S first_scale;
     __shared__ S second_scale;
     Share share = share_of(tensors);
     P *p = array<P>(tensors, 0, share), *m = array<P>(tensors, 2, share), *v = array<P>(tensors, 3, share);
     const G* g = array<G>(tensors, 1, share);
+    const double* powers = array<double>(tensors, 4, share);
     L* copy = array<L>(tensors, 5, share);
     bool skip = skipped(tensors), bad = false;
     S clip = factor<P>(tensors), rate = value(lr[0]);
@@ -47,13 +48,17 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
     if (bad) atomicExch(flag, 1);
 }
 
-// One thread. powers (3,) = (step, beta1^step, beta2^step), one step on.
+// One thread for each parameter. Its powers (3,) = (step, beta1^step, beta2^step), one step on.
 __global__ void adam_tick(const double* powers, double* after, double beta1, double beta2) {
+    powers += 3 * blockIdx.x;
+    after += 3 * blockIdx.x;
     after[0] = powers[0] + 1;
     after[1] = powers[1] * beta1;
     after[2] = powers[2] * beta2;
 }
 __global__ void adam_tick_guarded(const double* powers, const int* skip, double* after, double beta1, double beta2) {
+    powers += 3 * blockIdx.x;
+    after += 3 * blockIdx.x;
     double on = *skip ? 0 : 1;
     after[0] = powers[0] + on;
     after[1] = *skip ? powers[1] : powers[1] * beta1;

@@ -14,8 +14,8 @@ from .update import Rule, define
 
 @kernel("adam_tick", flops=lambda reads, writes: 2.0)
 def adam_tick(xp: Any, powers: Any, skip: Any = None, *, beta1: float, beta2: float) -> Any:
-    """powers (3,) float64 = (step, beta1^step, beta2^step), advanced by one step unless the flag `skip` (1,) int32 is
-    set."""
+    """powers (n, 3) float64 = (step, beta1^step, beta2^step) of each parameter, advanced by one step unless the flag
+    `skip` (1,) int32 is set."""
     after = powers * xp.array([1.0, beta1, beta2]) + xp.array([1.0, 0.0, 0.0])
     return after if skip is None else xp.where(skip != 0, powers, after)
 
@@ -23,27 +23,26 @@ def adam_tick(xp: Any, powers: Any, skip: Any = None, *, beta1: float, beta2: fl
 @adam_tick.cpu
 def _(powers: Any, *rest: Any, beta1: float, beta2: float) -> Any:
     *skip, after = rest
-    if skip:
-        return [loop(_adam_tick_guarded, powers, skip[0], after, beta1, beta2)]
-    return [loop(_adam_tick, powers, after, beta1, beta2)]
+    return [loop(_adam_tick, powers, after, *skip or [np.zeros(1, np.int32)], beta1, beta2)]
 
 
 @adam_tick.cuda()
 def _(powers: Any, *rest: Any, beta1: float, beta2: float) -> Any:
     name = "adam_tick" if len(rest) == 1 else "adam_tick_guarded"
-    return [Grid("adam.cu", name, (1,), (1,), (powers, *rest, float(beta1), float(beta2)))]
+    return [Grid("adam.cu", name, (len(powers),), (1,), (powers, *rest, float(beta1), float(beta2)))]
 
 
-def _adam_tick(powers, after, beta1, beta2):  # type: ignore[no-untyped-def]
-    after[0] = powers[0] + 1.0
-    after[1] = powers[1] * beta1
-    after[2] = powers[2] * beta2
+def _adam_tick(powers, after, skip, beta1, beta2):  # type: ignore[no-untyped-def]
+    for i in range(len(powers)):
+        after[i, 0] = powers[i, 0] + (0.0 if skip[0] else 1.0)
+        after[i, 1] = powers[i, 1] * (1.0 if skip[0] else beta1)
+        after[i, 2] = powers[i, 2] * (1.0 if skip[0] else beta2)
 
 
-def _adam_tick_guarded(powers, skip, after, beta1, beta2):  # type: ignore[no-untyped-def]
-    after[0] = powers[0] + (0.0 if skip[0] else 1.0)
-    after[1] = powers[1] * (1.0 if skip[0] else beta1)
-    after[2] = powers[2] * (1.0 if skip[0] else beta2)
+def counted(arrays: Any, **constants: Any) -> list[Any]:
+    """For one parameter the powers come after lr."""
+    p, g, m, v, lr, powers, *rest = arrays
+    return [p, g, m, v, powers, lr, *rest]
 
 
 def _adam_formula(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1: float, beta2: float,
@@ -87,5 +86,5 @@ def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow)
     restored(before)
 
 
-define(Rule("adam", shared=2, flops=12.0, states=lambda **constants: 2, formula=_adam_formula, loop=_adam_loop,
-            numbers=_adam_numbers))
+define(Rule("adam", flops=12.0, states=lambda **constants: 2, formula=_adam_formula, loop=_adam_loop,
+            numbers=_adam_numbers, order=counted, counts=1))

@@ -1,10 +1,10 @@
 // NAdam of many parameters in one launch; the reference is in nadam.py.
 #include "update.cuh"
 
-// p, g, m, v and the copy of p (or null), with powers of five numbers: see nadam_tick in nadam.py. `flag` as in sgd.cu.
+// p, g, m, v, powers (5,) and the copy of p (or null): see nadam_tick in nadam.py. `flag` as in sgd.cu.
 template <typename P, typename G, typename L>
-__global__ void nadam(Tensors tensors, const P* __restrict__ lr, const double* __restrict__ powers, double beta1, double rest1,
-                     double beta2, double rest2, double eps, double shrink, int* flag) {
+__global__ void nadam(Tensors tensors, const P* __restrict__ lr, double beta1, double rest1, double beta2, double rest2,
+                      double eps, double shrink, int* flag) {
     typedef Sum<P> S;
     __shared__ S first_scale;
     __shared__ S ahead_scale;
@@ -12,6 +12,7 @@ __global__ void nadam(Tensors tensors, const P* __restrict__ lr, const double* _
     Share share = share_of(tensors);
     P *p = array<P>(tensors, 0, share), *m = array<P>(tensors, 2, share), *v = array<P>(tensors, 3, share);
     const G* g = array<G>(tensors, 1, share);
+    const double* powers = array<double>(tensors, 4, share);
     L* copy = array<L>(tensors, 5, share);
     bool skip = skipped(tensors), bad = false;
     S clip = factor<P>(tensors), rate = value(lr[0]);
@@ -56,10 +57,13 @@ __device__ __forceinline__ void nadam_count(const double* powers, double* after,
     after[3] = mu;
     after[4] = following;
 }
+// One thread for each parameter.
 __global__ void nadam_tick(const double* powers, double* after, double beta1, double beta2, double decay) {
-    nadam_count(powers, after, beta1, beta2, decay);
+    nadam_count(powers + 5 * blockIdx.x, after + 5 * blockIdx.x, beta1, beta2, decay);
 }
 __global__ void nadam_tick_guarded(const double* powers, const int* skip, double* after, double beta1, double beta2, double decay) {
+    powers += 5 * blockIdx.x;
+    after += 5 * blockIdx.x;
     if (!*skip) nadam_count(powers, after, beta1, beta2, decay);
     else for (int i = 0; i < 5; i++) after[i] = powers[i];
 }

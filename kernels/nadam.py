@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .adam import counted
 from .cuda import Grid
 from .hints import flushing, restored
 from .registry import Thunk, kernel, like, loop
@@ -14,36 +15,36 @@ from .update import Rule, define
 
 @kernel("nadam_tick", flops=lambda reads, writes: 8.0)
 def nadam_tick(xp: Any, powers: Any, skip: Any = None, *, beta1: float, beta2: float, decay: float) -> Any:
-    """powers (5,) float64 = (step t, product of mu_1 .. mu_t, beta2^t, mu_t, mu_(t+1)), advanced by one step unless the
-    flag `skip` (1,) int32 is set; mu_t = beta1 (1 - 0.96^(t decay) / 2)."""
-    step, product, power, *_ = (powers[i : i + 1] for i in range(5))  # arrays: NumPy's scalars have another power
+    """powers (n, 5) float64 = (step t, product of mu_1 .. mu_t, beta2^t, mu_t, mu_(t+1)) of each parameter, advanced
+    by one step unless the flag `skip` (1,) int32 is set; mu_t = beta1 (1 - 0.96^(t decay) / 2)."""
+    step, product, power, *_ = (powers[:, i : i + 1] for i in range(5))  # arrays: NumPy's scalars have another power
     t = step + 1.0
     mu, following = (beta1 * (1 - 0.5 * 0.96 ** (number * decay)) for number in (t, t + 1.0))
-    after = xp.concatenate([t, product * mu, power * beta2, mu, following])
+    after = xp.concatenate([t, product * mu, power * beta2, mu, following], axis=1)
     return after if skip is None else xp.where(skip != 0, powers, after)
 
 
 @nadam_tick.cpu
 def _(powers: Any, *rest: Any, beta1: float, beta2: float, decay: float) -> Any:
     *skip, after = rest
-    return [loop(_nadam_tick, powers, skip[0] if skip else np.zeros(1, np.int32), after, beta1, beta2, decay)]
+    return [loop(_nadam_tick, powers, after, *skip or [np.zeros(1, np.int32)], beta1, beta2, decay)]
 
 
 @nadam_tick.cuda()
 def _(powers: Any, *rest: Any, beta1: float, beta2: float, decay: float) -> Any:
     name = "nadam_tick" if len(rest) == 1 else "nadam_tick_guarded"
-    return [Grid("nadam.cu", name, (1,), (1,), (powers, *rest, float(beta1), float(beta2), float(decay)))]
+    return [Grid("nadam.cu", name, (len(powers),), (1,), (powers, *rest, float(beta1), float(beta2), float(decay)))]
 
 
-def _nadam_tick(powers, skip, after, beta1, beta2, decay):  # type: ignore[no-untyped-def]
-    t = powers[0] + 1.0
-    mu, following = beta1 * (1 - 0.5 * 0.96 ** (t * decay)), beta1 * (1 - 0.5 * 0.96 ** ((t + 1.0) * decay))
-    on = skip[0] == 0
-    after[0] = t if on else powers[0]
-    after[1] = powers[1] * mu if on else powers[1]
-    after[2] = powers[2] * beta2 if on else powers[2]
-    after[3] = mu if on else powers[3]
-    after[4] = following if on else powers[4]
+def _nadam_tick(powers, after, skip, beta1, beta2, decay):  # type: ignore[no-untyped-def]
+    for i in range(len(powers)):
+        t = powers[i, 0] + 1.0
+        mu, following = beta1 * (1 - 0.5 * 0.96 ** (t * decay)), beta1 * (1 - 0.5 * 0.96 ** ((t + 1.0) * decay))
+        after[i, 0] = powers[i, 0] if skip[0] else t
+        after[i, 1] = powers[i, 1] if skip[0] else powers[i, 1] * mu
+        after[i, 2] = powers[i, 2] if skip[0] else powers[i, 2] * beta2
+        after[i, 3] = powers[i, 3] if skip[0] else mu
+        after[i, 4] = powers[i, 4] if skip[0] else following
 
 
 def _nadam_formula(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1: float, beta2: float,
@@ -82,5 +83,5 @@ def _nadam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink):  # 
     restored(before)
 
 
-define(Rule("nadam", shared=2, flops=15.0, states=lambda **constants: 2, formula=_nadam_formula, loop=_nadam_loop,
-            numbers=_nadam_numbers))
+define(Rule("nadam", flops=15.0, states=lambda **constants: 2, formula=_nadam_formula, loop=_nadam_loop,
+            numbers=_nadam_numbers, order=counted, counts=1))

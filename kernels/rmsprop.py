@@ -96,5 +96,5 @@ def _rmsprop_centered_momentum(p, g, v, a, u, lr, alpha, rest, eps, keep, decay)
     restored(before)
 
 
-define(Rule("rmsprop", shared=1, flops=8.0, formula=_rmsprop_formula, loop=_rmsprop_loop, numbers=_rmsprop_numbers,
+define(Rule("rmsprop", flops=8.0, formula=_rmsprop_formula, loop=_rmsprop_loop, numbers=_rmsprop_numbers,
             states=lambda momentum=0.0, centered=False, **constants: 1 + int(centered) + int(momentum != 0)))

@@ -68,5 +68,5 @@ def _sgd_nesterov(p, g, lr, v, momentum, decay):  # type: ignore[no-untyped-def]
     restored(before)
 
 
-define(Rule("sgd", shared=1, flops=4.0, states=lambda momentum=0.0, **constants: int(momentum != 0),
+define(Rule("sgd", flops=4.0, states=lambda momentum=0.0, **constants: int(momentum != 0),
             formula=_sgd_formula, loop=_sgd_loop, numbers=_sgd_numbers, order=_sgd_order))

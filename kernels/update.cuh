@@ -2,7 +2,7 @@
 #pragma once
 #include "four.cuh"
 
-// What a launch works on: `of` has for each tensor up to six arrays of its size, null where there is none. Blocks
+// What a launch works on: `of` has for each tensor up to six arrays, most of its size, null where there is none. Blocks
 // start[i] to start[i + 1] - 1 belong to tensor i, each with 2048 of its elements. All launch parameters together have
 // to fit in 4 KiB.
 struct Tensors {

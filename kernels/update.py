@@ -20,22 +20,26 @@ from .registry import Thunk, flat, kernel, ufunc
 class Rule:
     """An update rule. One called sgd has two kernels: `sgd` for one parameter, and `sgd_many` for `count` parameters.
 
-    Both read each parameter, its gradient and its states; then, once for all, the learning rate (and other `shared`
-    operands), with `clipped` a factor (1,) for the gradients, and with `guarded` a flag (1,) int32: if it is not 0,
-    nothing changes. They write each parameter, its states and, if `copy` is a type, a copy of the parameter in that
-    type. Gradients may have a smaller type than their parameters. On CUDA they set the device's flag if a gradient
-    times its factor is not finite, unless nothing changes.
+    Both read each parameter, its gradient, its states and `counts`; then, once for all, the learning rate, with
+    `clipped` a factor (1,) for the gradients, and with `guarded` a flag (1,) int32: if it is not 0, nothing changes.
+    They write each parameter, its states and, if `copy` is a type, a copy of the parameter in that type. Gradients may
+    have a smaller type than their parameters. On CUDA they set the device's flag if a gradient times its factor is not
+    finite, unless nothing changes.
     """
 
     name: str
-    shared: int  #: how many operands all parameters share
     flops: float  #: per element
     states: Callable[..., int]  #: how many states a parameter has
-    formula: Callable[..., Sequence[Any]]  #: (xp, p, g, *states, *shared) -> p and states after
-    loop: Callable[..., Thunk]  #: (p, g, *states, *shared), in place and flat
+    formula: Callable[..., Sequence[Any]]  #: (xp, p, g, *states, lr, *counts) -> p and states after
+    loop: Callable[..., Thunk]  #: (p, g, *states, lr, *counts), in place and flat
     numbers: Callable[..., Sequence[Any]]  #: the last scalar arguments of the CUDA kernel
     #: the operands of the kernel for one parameter -> their order in the kernel for many
     order: Callable[..., list[Any]] = lambda arrays, **constants: list(arrays)
+    counts: int = 0  #: how many arrays that tell a parameter's steps: Adam's powers
+
+    def own(self, **constants: Any) -> int:
+        """How many operands each parameter has of its own."""
+        return 2 + self.states(**constants) + self.counts
 
 
 class Update(NamedTuple):
@@ -44,6 +48,7 @@ class Update(NamedTuple):
     p: Any
     g: Any
     states: list[Any]
+    counts: list[Any]
     after: Any
     states_after: list[Any]
     copy: Any
@@ -59,26 +64,30 @@ def _needs_wide(p: Any, g: Any, clipped: bool) -> bool:
     return clipped or p.dtype != g.dtype
 
 
+RULES: dict[str, Rule] = {}
+
+
 def define(rule: Rule) -> None:
     """Defines both kernels of a rule."""
+    RULES[rule.name] = rule
 
     def many(xp: Any, *reads: Any, count: int, clipped: bool = False, guarded: bool = False, copy: str = "",
              **constants: Any) -> Any:
-        own = 2 + rule.states(**constants)
+        own, states = rule.own(**constants), rule.states(**constants)
         common = reads[count * own :]
         after: list[Any] = []
         for i in range(count):
-            p, g, *states = reads[i * own : (i + 1) * own]
-            g = g.astype(p.dtype) * (common[rule.shared] if clipped else p.dtype.type(1))
-            new = rule.formula(xp, p, g, *states, *common[: rule.shared], **constants)
+            p, g, *rest = reads[i * own : (i + 1) * own]
+            g, before = g.astype(p.dtype) * (common[1] if clipped else p.dtype.type(1)), rest[:states]
+            new = rule.formula(xp, p, g, *before, common[0], *rest[states:], **constants)
             if guarded:
-                new = [xp.where(common[-1] != 0, old, n) for old, n in zip((p, *states), new, strict=True)]
+                new = [xp.where(common[-1] != 0, old, n) for old, n in zip((p, *before), new, strict=True)]
             after += [*new, *([new[0].astype(copy)] if copy else [])]
         return tuple(after) if len(after) > 1 else after[0]
 
     def many_work(reads: Any, writes: Any, count: int, clipped: bool = False, guarded: bool = False, copy: str = "",
                   **constants: Any) -> list[Any]:
-        own = 2 + rule.states(**constants)
+        own = rule.own(**constants)
         return [(p.shape, p.dtype) for p, g in (reads[i * own : i * own + 2] for i in range(count))
                 if _needs_wide(p, g, clipped)]
 
@@ -90,16 +99,16 @@ def define(rule: Rule) -> None:
             head, left[:] = left[:n], left[n:]
             return head
 
-        reads, shared = [take(2 + states) for _ in range(count)], take(rule.shared)
-        (factor,), (skip,) = (take(1) if present else [None] for present in (clipped, guarded))
+        reads: list[Any] = [(*take(2), take(states), take(rule.counts)) for _ in range(count)]
+        (lr,), (factor,), (skip,) = (take(1) if present else [None] for present in (True, clipped, guarded))
         writes = [take(1 + states + bool(copy)) for _ in range(count)]
         wide = [take(not on_cuda and _needs_wide(p, g, clipped)) for p, g, *_ in reads]
         assert not left, f"{rule.name} has {len(left)} arrays too many"
-        updates = [Update(p, g, before, after, rest[:states], *rest[states:] or [None], *w or [None])
-                   for (p, g, *before), (after, *rest), w in zip(reads, writes, wide, strict=True)]
+        updates = [Update(p, g, before, counts, after, rest[:states], *rest[states:] or [None], *w or [None])
+                   for (p, g, before, counts), (after, *rest), w in zip(reads, writes, wide, strict=True)]
         if on_cuda:
-            return _on_cuda(rule.name, updates, factor, skip, *shared, *rule.numbers(**constants))
-        return [thunk for u in updates for thunk in _on_cpu(rule, u, factor, skip, shared, constants)]
+            return _on_cuda(rule.name, updates, factor, skip, lr, *rule.numbers(**constants))
+        return [thunk for u in updates for thunk in _on_cpu(rule, u, factor, skip, lr, constants)]
 
     def one(xp: Any, *reads: Any, **constants: Any) -> Any:
         return many(xp, *rule.order(reads, **constants), count=1, **constants)
@@ -107,18 +116,15 @@ def define(rule: Rule) -> None:
     def one_work(reads: Any, writes: Any, **constants: Any) -> list[Any]:
         return many_work(rule.order(reads, **constants), writes, 1, **constants)
 
-    def flops(reads: Any, writes: Any) -> float:
-        return rule.flops * writes[0].size
-
     def axes(reads: Any, **constants: Any) -> str:
         labels = ["C"] * len(reads)  # what all parameters share
-        for i in rule.order(range(len(reads)), **constants)[: 2 + rule.states(**constants)]:
+        for i in rule.order(range(len(reads)), **constants)[: rule.own(**constants) - rule.counts]:
             labels[i] = "="
         return f"{','.join(labels)}->=,=,=,=,="
 
     for reference in (one, many):
         reference.__module__, reference.__doc__ = rule.formula.__module__, rule.formula.__doc__
-    single = kernel(rule.name, flops=flops, work=one_work, axes=axes)(one)
+    single = kernel(rule.name, flops=lambda reads, writes: rule.flops * writes[0].size, work=one_work, axes=axes)(one)
     single.cpu(lambda *arrays, **constants: bind(rule.order(arrays, **constants), False, 1, **constants))
     single.cuda()(lambda *arrays, **constants: bind(rule.order(arrays, **constants), True, 1, **constants))
     several = kernel(f"{rule.name}_many", flops=lambda reads, writes: sum(rule.flops * w.size for w in writes),
@@ -128,15 +134,14 @@ def define(rule: Rule) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ CPU
-def _on_cpu(rule: Rule, u: Update, factor: Any, skip: Any, shared: Sequence[Any],
-            constants: dict[str, Any]) -> list[Thunk]:
+def _on_cpu(rule: Rule, u: Update, factor: Any, skip: Any, lr: Any, constants: dict[str, Any]) -> list[Thunk]:
     """The update in place, with the calls before and after it."""
     copied = [thunk for before, after in u.moves for thunk in moved(before, after)]
     thunks: list[Thunk] = []
     if u.wide is not None:
         thunks += [partial(np.copyto, u.wide, u.g) if factor is None else partial(np.multiply, u.g, factor, out=u.wide)]
     g = u.g if u.wide is None else u.wide
-    thunks += [rule.loop(flat(u.after), flat(g), *map(flat, u.states_after), *shared, **constants)]
+    thunks += [rule.loop(flat(u.after), flat(g), *map(flat, u.states_after), lr, *u.counts, **constants)]
     if skip is not None:
         thunks = [unless(skip, thunks)]
     return [*copied, *thunks, *([] if u.copy is None else [partial(np.copyto, u.copy, u.after, casting="unsafe")])]
@@ -173,7 +178,7 @@ class _Tensors(ctypes.Structure):
 def over_tensors(source: str, kernel: str, groups: Sequence[Sequence[Any]], *arguments: Any, factor: Any = None,
                  skip: Any = None) -> list[Call]:
     """Launches of `kernel` (Tensors, arguments), as few as its table allows. A group has the arrays of one tensor: up
-    to six arrays of its size, or None."""
+    to six arrays, the first of its size, or None."""
     groups = [g for g in groups if g[0].size]
     calls: list[Call] = []
     for begin in range(0, len(groups), AT_ONCE):
@@ -199,7 +204,7 @@ def _on_cuda(name: str, updates: Sequence[Update], factor: Any, skip: Any, *argu
             if array is not None and str(array.dtype) != wanted:
                 raise LaunchError(f"{name}: the factor or flag must be {wanted}, not {array.dtype}")
         typed = (u.after, u.g, u.after if u.copy is None else u.copy)
-        states = [*u.states_after, None, None, None][:3]
+        states = [*u.states_after, *u.counts, None, None, None][:3]
         alike.setdefault(", ".join(map(c_type, typed)), []).append((u.after, u.g, *states, u.copy))
     for types, groups in alike.items():
         calls += over_tensors(f"{name}.cu", f"{name}<{types}>", groups, *arguments, FLAG, factor=factor, skip=skip)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from ..core.columns import grouped
 from ..core.graph import Launch, Role, View
 from ..core.tasks import Kind, strides_of
+from ..kernels.update import RULES
 from .draft import Draft
-from .updates import UPDATES
 
 
 def casts(draft: Draft) -> None:
@@ -61,7 +61,7 @@ def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> N
     others = [launch for launch in draft[i].launches if launch is not cast]
     touching = [launch for t in takers for launch in draft[t].launches if wide in launch.reads]
     if any(wide in (*launch.reads, *launch.writes) for launch in others) or not all(
-            launch.kernel == "unscale" or (launch.kernel in UPDATES and launch.reads[1] == wide)
+            launch.kernel == "unscale" or (launch.kernel in RULES and launch.reads[1] == wide)
             for launch in touching):
         return
     for t in takers:

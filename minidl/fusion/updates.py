@@ -8,43 +8,37 @@ from ..core.columns import grouped
 from ..core.graph import Launch, View
 from ..core.tasks import Kind
 from ..kernels.product_update import FEW
+from ..kernels.update import RULES
 from .draft import Draft
-
-UPDATES = ("sgd", "adam", "nadam", "rmsprop")
 
 
 def updates(draft: Draft) -> None:
     """Merges all updates into one task, with one launch for each kind. It waits for every weight gradient."""
-    tasks = [i for i, e in draft.numbered() if any(launch.kernel in UPDATES for launch in e.launches)
-             and all(launch.kernel in (*UPDATES, "mul") for launch in e.launches)]
+    tasks = [i for i, e in draft.numbered() if any(launch.kernel in RULES for launch in e.launches)
+             and all(launch.kernel in {*RULES, "mul"} for launch in e.launches)]
     tasks = [i for i in tasks if i == tasks[-1] or draft.moves(i, tasks[-1])]
     if len(tasks) < 2:
         return
     launches = [launch for i in tasks for launch in draft[i].launches]
-    alike = grouped(((launch.kernel, len(launch.writes), _shared(launch), launch.constants), launch)
-                    for launch in launches if launch.kernel in UPDATES)
+    alike = grouped(((launch.kernel, len(launch.writes), _parts(launch)[1], launch.constants), launch)
+                    for launch in launches if launch.kernel in RULES)
     many = [draft.launch(*_many(same), **dict(same[0].constants), count=len(same)) for same in alike.values()]
-    draft.merge(tasks[-1], [*(launch for launch in launches if launch.kernel not in UPDATES), *many], tasks[:-1])
+    draft.merge(tasks[-1], [*(launch for launch in launches if launch.kernel not in RULES), *many], tasks[:-1])
     draft.units.append("updates")
     draft[tasks[-1]].unit = len(draft.units) - 1
 
 
-def _shared(launch: Launch) -> tuple[View, ...]:
-    """The operands that all parameters share: lr, powers and skip. sgd reads (p, g, lr, v..., skip...), the others
-    read (p, g, states..., lr, powers..., skip...)."""
-    return tuple(v for v in launch.reads if v not in _own(launch))
-
-
-def _own(launch: Launch) -> tuple[View, ...]:
-    """The parameter, its gradient and its states."""
-    first = 3 if launch.kernel == "sgd" else 2
-    return (*launch.reads[:2], *launch.reads[first : first + len(launch.writes) - 1])
+def _parts(launch: Launch) -> tuple[tuple[View, ...], tuple[View, ...]]:
+    """The operands of one parameter: itself, its gradient, states and counts; and those that all share: lr and skip."""
+    rule, constants = RULES[launch.kernel], dict(launch.constants)
+    reads, own = tuple(rule.order(launch.reads, **constants)), rule.own(**constants)
+    return reads[:own], reads[own:]
 
 
 def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View, ...]]:
     """Kernel, reads and writes of one launch for all of these: each parameter's own operands, then shared ones."""
-    return (f"{launches[0].kernel}_many", tuple(v for launch in launches for v in _own(launch)) + _shared(launches[0]),
-            tuple(v for launch in launches for v in launch.writes))
+    reads = (*(v for launch in launches for v in _parts(launch)[0]), *_parts(launches[0])[1])
+    return f"{launches[0].kernel}_many", reads, tuple(v for launch in launches for v in launch.writes)
 
 
 def weight_updates(draft: Draft) -> None:
@@ -74,7 +68,7 @@ def _takes(launches: Sequence[Launch], at: int, grad: Launch) -> bool:
     """Whether launch `at` updates a weight in place, can follow parts of its gradient, and can come first."""
     update, constants, before = launches[at], dict(launches[at].constants), launches[:at]
     touched, changed = ({v.storage for v in views} for views in (update.views, update.writes))
-    return (update.kernel in UPDATES and not update.work and update.writes[0] == update.reads[0] and
+    return (update.kernel in RULES and not update.work and update.writes[0] == update.reads[0] and
             not any(constants.get(c) for c in ("guarded", "copy")) and
             (update.reads[1], update.reads[0].shape) == (grad.writes[0], grad.writes[0].shape) and
             not any(changed & {v.storage for v in other.views} for other in (grad, *before)) and

@@ -35,10 +35,9 @@ class Places(Op):
 
     def rows(self, x: Tensor, y: Tensor) -> Tensor:
         """Writes the rows of x at these places to y, and returns y."""
-        if y.size:
-            self.call("embedding", [x.seen(self.table), self.flat], [y.seen([*self.flat.shape, self.table[1]])])
-        else:
-            self.call("fill", [y], [y], value=0.0)
+        if not y.size:
+            return self.call("fill", [y], [y], value=0.0)
+        self.call("embedding", [x.seen(self.table), self.flat], [y.seen([*self.flat.shape, self.table[1]])])
         return y
 
     def _joined(self, shape: Sequence[int], index: Sequence[Tensor]) -> Tensor:

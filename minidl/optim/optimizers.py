@@ -144,11 +144,6 @@ class Optimizer(Watched):
         """The global norm of the last step's gradients before they were clipped; 0 without `max_norm`."""
         return float(self._norm.numpy()[0])
 
-    def add_state(self, name: str) -> None:
-        """Gives every parameter a state of this name, unless it has one."""
-        if name not in self.states:
-            self.states[name] = self._zeros(name, self.parameters)
-
     def _checked(self, *names: str, rates: Sequence[str] = ()) -> None:
         """Checks these arguments, of which `rates` are below 1, and makes the states that they ask for."""
         for name in names:
@@ -170,7 +165,8 @@ class Optimizer(Watched):
     def states_of(self, i: int) -> list[Tensor]:
         """The states of parameter i that the present arguments need."""
         for name in self.state_names():
-            self.add_state(name)
+            if name not in self.states:
+                self.states[name] = self._zeros(name, self.parameters)
         return [self.states[name][i] for name in self.state_names()]
 
     def constants(self, i: int, *names: str) -> dict[str, Any]:
@@ -201,7 +197,7 @@ class Optimizer(Watched):
         groups = list(self.groups())
         every = sorted(i for _, members in groups for i in members)
         self._skip = [self.scaler.unscale([self.gradient(i) for i in every])] if self.scaler else []
-        self.before_updates()
+        self.before_updates(every)
         if self.max_norm is not None:
             self._find_factor(every)
         factor = Tensor(self._factor.storage, ())
@@ -239,8 +235,8 @@ class Optimizer(Watched):
         with tape.task(tape.new_unit("clip"), Kind.U):
             tape.call("clip_factor", squares, [self._norm, self._factor], limit=self.max_norm)
 
-    def before_updates(self) -> None:
-        """Emits the task on which all updates of a step depend, if the optimizer has one."""
+    def before_updates(self, members: list[int]) -> None:
+        """Emits the task on which all updates of a step depend, if there is one. `members` have a gradient."""
 
     def update(self, i: int) -> None:
         """Calls the kernels that update parameter i."""
@@ -283,9 +279,10 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient. `rule`: its kernel."""
+    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient. `rule`: its kernel. Each parameter
+    counts the steps in which it had a gradient: a row of `powers`, `first` before there are any."""
 
-    rule, decoupled = "adam", False
+    rule, decoupled, first = "adam", False, [0.0, 1.0, 1.0]
     arguments: Sequence[str] = ("eps", "weight_decay", "decoupled")  #: of the kernel, besides the betas
 
     def __init__(self, parameters: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
@@ -296,7 +293,12 @@ class Adam(Optimizer):
             raise ValueError(f"betas are {betas}; they must be two numbers, at least 0 and below 1")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self._checked("weight_decay", "eps", rates=("betas",))
-        self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
+
+    def _add(self, groups: Sequence[Mapping[str, Any]], lr: float) -> None:
+        before = [*self.powers.numpy()] if self.parameters else []
+        super()._add(groups, lr)
+        rows = [*before, *[self.first] * (len(self.parameters) - len(before))]
+        self.powers: Tensor = _buffer(np.array(rows), Role.SCALAR, f"{self.rule} powers")
 
     def state_names(self) -> Sequence[str]:
         return "mean", "square"
@@ -305,14 +307,20 @@ class Adam(Optimizer):
         """The constants of the kernel that counts steps."""
         return dict(zip(("beta1", "beta2"), self.betas, strict=True))
 
-    def before_updates(self) -> None:
+    def before_updates(self, members: list[int]) -> None:
         tape = tapes.current()
         with tape.task(tape.new_unit(self.rule), Kind.U):
-            tape.call(f"{self.rule}_tick", [self.powers, *self._skip], [self.powers], **self.tick())
+            for run in np.split(members, np.flatnonzero(np.diff(members) > 1) + 1):  # of rows one below the other
+                rows = self._powers(int(run[0]), len(run))
+                tape.call(f"{self.rule}_tick", [rows, *self._skip], [rows], **self.tick())
+
+    def _powers(self, i: int, *count: int) -> Tensor:
+        """The row of parameter i, or so many rows from it on."""
+        return self.powers.seen((*count, len(self.first)), begin=i * len(self.first))
 
     def update(self, i: int) -> None:
         p, states = self.parameters[i], self.states_of(i)
-        self.call(self.rule, [p, self.gradient(i), *states, self._group_of[i].rate, self.powers], [p, *states],
+        self.call(self.rule, [p, self.gradient(i), *states, self._group_of[i].rate, self._powers(i)], [p, *states],
                   **dict(zip(("beta1", "beta2"), self.betas, strict=True)), **self.constants(i, *self.arguments))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -336,7 +344,7 @@ class NAdamW(AdamW):
     with which pipelines on delayed gradients converge (Ajanthan et al. 2025, "Nesterov method for asynchronous pipeline
     parallel optimization": beta1 0.99, lr 3e-4; there with warm-up, a cosine and clipping at 10 on each stage)."""
 
-    rule, arguments = "nadam", ("eps", "weight_decay")
+    rule, arguments, first = "nadam", ("eps", "weight_decay"), [0.0, 1.0, 1.0, 0.0, 0.0]
 
     def __init__(self, parameters: Parameters, lr: float = 3e-4, betas: tuple[float, float] = (0.99, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.01, momentum_decay: float = 4e-3, *,
@@ -344,7 +352,6 @@ class NAdamW(AdamW):
         super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
         self.momentum_decay = momentum_decay
         self._checked("momentum_decay")
-        self.powers = _buffer(np.array([0.0, 1.0, 1.0, 0.0, 0.0]), Role.SCALAR, "nadam powers")
 
     def tick(self) -> dict[str, float]:
         return super().tick() | {"decay": float(self.momentum_decay)}

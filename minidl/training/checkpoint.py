@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
 STEP = re.compile(r"step-\d{8,}")  #: the name of a checkpoint that ranks have written
-FORMAT = 3
+FORMAT = 4
 IDENTITY = ("name", "samples", "seed", "batch_size", "training")  #: attributes of a loader: its order of samples
 CheckpointError = WeightsError  #: a checkpoint cannot be saved, read, or used here: one line, which says why
 

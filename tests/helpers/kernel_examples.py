@@ -143,9 +143,10 @@ def examples(n=3, m=4):
             yield Example("muon", (shape, shape, shape, (1,)), (shape, shape), {
                 "momentum": 0.9, "nesterov": nesterov, "coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7,
                 "steps": 5, "scale": 1.5, "weight_decay": 0.1})
-    yield Example("nadam_tick", (np.array([2.0, 0.3, 0.98, 0.5, 0.51]),), (np.zeros(5),),
-                  {"beta1": 0.9, "beta2": 0.99, "decay": 0.004})
-    yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
+    yield Example("nadam_tick", (np.array([[2.0, 0.3, 0.98, 0.5, 0.51], [0.0, 1.0, 1.0, 0.0, 0.0]]),),
+                  (np.zeros((2, 5)),), {"beta1": 0.9, "beta2": 0.99, "decay": 0.004})
+    yield Example("adam_tick", (np.array([[2.0, 0.81, 0.98], [0.0, 1.0, 1.0]]),), (np.zeros((2, 3)),),
+                  {"beta1": 0.9, "beta2": 0.99})
 
 
 def activation_examples(s):

@@ -172,7 +172,7 @@ def _others() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
                           np.array([1024.0], "float32")), {}
         yield ("scale_update", (np.array([8.0], "float32"), np.array([3], "int32"), np.array([bad], "int32")),
                {"growth": 2.0, "backoff": 0.5, "interval": 4})
-        yield "adam_tick", (np.array([2.0, 0.81, 0.98]), np.array([bad], "int32")), {"beta1": 0.9, "beta2": 0.99}
+        yield "adam_tick", (np.array([[2.0, 0.81, 0.98]]), np.array([bad], "int32")), {"beta1": 0.9, "beta2": 0.99}
         yield "any_set", (np.array([0], "int32"), np.array([bad], "int32")), {}
     yield "clip_factor", tuple(np.array([v]) for v in (1.0, 2.5, 0.25)), {"limit": 1.0}
     q, k, v, dy = (random_array(shape, i, "float32")

@@ -90,6 +90,62 @@ def test_five_steps_are_torchs(name: str, clip: float | None) -> None:
         np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("name", [name for name in ARGUMENTS if "groups" not in name])
+def test_a_parameter_counts_the_steps_in_which_it_had_a_gradient(name: str) -> None:
+    """So layers that are thawed, or added, or that a branch leaves out, begin as in torch."""
+    torch = torch_or_skip()
+    values = [random_array((3,), i) for i in range(4)]
+    w, t = [ml.Parameter(v) for v in values], [torch.tensor(v, requires_grad=True) for v in values]
+    mine, theirs = made(name, optim, w[:3]), made(name, torch.optim, t[:3])
+    for n, used in enumerate(([0, 2], [1], [0, 2], [0, 1, 2, 3], [3], [1, 3], [0, 1, 2, 3])):
+        if n == 3:
+            mine.add_param_group({"params": w[3:]})
+            theirs.add_param_group({"params": t[3:]})
+        theirs.zero_grad()
+        for p in (w, t):
+            sum((p[i] ** 2).sum() for i in used).backward()
+        mine.step()
+        theirs.step()
+        for p, q in zip(w, t, strict=True):
+            np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-6 if "nadam" in name else 1e-10)
+
+
+@pytest.mark.parametrize("name", ["adam", "nadamw", "adamw decay"])
+@pytest.mark.parametrize("rules", [None, ("updates",), ("weight_updates",)])
+def test_steps_of_some_parameters_take_turns(name: str, rules: tuple[str, ...] | None) -> None:
+    """Two recorded steps of one optimizer, one of which trains only some of its parameters."""
+    def trained(recorded: bool) -> list[Any]:
+        ml.seed(1)
+        model = Net()
+        opt = made(name, optim, model.parameters())
+
+        def step(x: Any, last: bool) -> Any:
+            h = model.first(x).tanh()
+            loss = (model.last(h.detach() if last else h) ** 2).sum()
+            loss.backward()
+            opt.step()
+            return loss
+
+        both = [lambda x, last=last: step(x, last) for last in (False, True)]
+        example = random_array((6, 5), 0, "float32")
+        runs: list[Any] = [lambda x, f=f: f(ml.array(x)) for f in both]
+        if recorded:
+            graphs = [ml.record(f, example) for f in both]
+            runs = [ml.SequentialExecutor(fused(g, cpu(), rules) if rules else g) for g in graphs]
+        every = [*model.parameters(), *(t for _, t in opt.named_tensors())]
+        for n, which in enumerate((1, 0, 1, 1, 0, 0)):
+            runs[which](random_array((6, 5), n, "float32"))
+            if recorded and n == 2:  # one more step is undone, as by a checkpoint that is loaded
+                saved = [t.numpy().copy() for t in every]
+                runs[0](random_array((6, 5), 9, "float32"))
+                for t, value in zip(every, saved, strict=True):
+                    t.assign(value)
+        return [p.numpy() for p in model.parameters()]
+
+    for a, b in zip(trained(True), trained(False), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5 if rules else 0)
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("name", ["muon", *ARGUMENTS])

@@ -48,10 +48,10 @@ def own(name, constants, size, dtype, gradient=None):
     return [numbers(size, 0, dtype=dtype), numbers(size, 1, dtype=gradient or dtype), *states]
 
 
-def shared(name, dtype, clipped=False, guarded=None):
+def shared(name, dtype, clipped=False, guarded=None, step=2.0):
     """Learning rate, powers, factor, flag."""
-    return [np.array([0.1], dtype), *([np.array([2.0, 0.81, 0.9025])] if name == "adam" else []),
-            *([np.array([2.0, 0.3, 0.9025, 0.5, 0.51])] if name == "nadam" else []),
+    return [np.array([0.1], dtype), *([np.array([step, 0.9**step, 0.95**step])] if name == "adam" else []),
+            *([np.array([step, 0.3, 0.95**step, 0.5, 0.51])] if name == "nadam" else []),
             *([np.array([0.5], dtype)] if clipped else []),
             *([np.array([guarded], "int32")] if guarded is not None else [])]
 
@@ -66,6 +66,13 @@ def single(name, constants, own_arrays, common):
     """Arrays in the order of the kernel for one parameter."""
     p, g, *states = own_arrays
     return [p, g, common[0], *states, *common[1:]] if name == "sgd" else [*own_arrays, *common]
+
+
+def several(name, groups, common):
+    """Arrays in the order of the kernel for many. `common`: of each parameter, of which only the powers differ."""
+    counts = int(name in ("adam", "nadam"))
+    return [a for group, own in zip(groups, common, strict=True) for a in (*group, *own[1 : 1 + counts])] + [
+        common[0][0], *common[0][1 + counts :]]
 
 
 def close(found, expected, dtype):
@@ -134,13 +141,13 @@ def test_many_parameters_get_the_bits_of_one_by_one(name, constants, options):
     for flag in (0, 1) if options.get("guarded") else (None,):
         groups = [own(name, constants, n, dtype, gradient="float16" if copy and i % 2 else None)
                   for i, n in enumerate(sizes)]
-        common = shared(name, dtype, options.get("clipped", False), flag)
+        common = [shared(name, dtype, options.get("clipped", False), flag, 2.0 + i % 3) for i in range(len(groups))]
         one, many = (writes_of(groups, copy) for _ in range(2))
         each = len(one) // len(groups)
         for i, group in enumerate(groups):
-            run_kernel(name, single(name, constants, group, common), one[i * each : (i + 1) * each],
+            run_kernel(name, single(name, constants, group, common[i]), one[i * each : (i + 1) * each],
                        **constants, **options)
-        reads = [a for group in groups for a in group] + common
+        reads = several(name, groups, common)
         calls = run_kernel(f"{name}_many", reads, many, seed=3, count=len(groups), **constants, **options)
         assert sum(isinstance(c, cuda.Grid) for c in calls) == 2
         assert [a.tobytes() for a in one] == [a.tobytes() for a in many]
@@ -153,12 +160,12 @@ def test_the_cpu_form_for_many_is_the_reference(name, constants, options):
     for flag in (0, 1) if options.get("guarded") else (None,):
         gradient = "float16" if options.get("copy") else "float32"
         groups = [own(name, constants, n, "float32", gradient) for n in (5, 0, 33)]
-        common = shared(name, "float32", options.get("clipped", False), flag)
-        reads = [a for group in groups for a in group] + common
+        common = [shared(name, "float32", options.get("clipped", False), flag, step) for step in (1.0, 2.0, 3.0)]
+        reads = several(name, groups, common)
         expected = reference(f"{name}_many", reads, count=3, **constants, **options)
         for in_place in (False, True):
             groups = [[a.copy() for a in group] for group in groups]
-            reads = [a for group in groups for a in group] + common
+            reads = several(name, groups, common)
             writes = writes_of(groups, options.get("copy"), in_place)
             close(on_cpu(f"{name}_many", reads, writes, count=3, **constants, **options), expected, "float32")
 
@@ -170,7 +177,7 @@ def flagged(name, constants, groups, common, seed=0, **options):
     """Whether the flag is set by an update of these parameters, which writes elsewhere; and what is written."""
     writes = writes_of(groups)
     not_finite()
-    run_kernel(f"{name}_many", [a for group in groups for a in group] + common, writes, seed=seed, count=len(groups),
+    run_kernel(f"{name}_many", several(name, groups, [common] * len(groups)), writes, seed=seed, count=len(groups),
                **constants, **options)
     return not_finite(), writes
 
@@ -326,16 +333,18 @@ def test_muon_skips_a_step_and_tells_of_what_is_not_finite(bad):
 
 
 # --------------------------------------------------------------------------------------------------- Adam's step, norms
-def test_adam_tick():
-    powers = np.array([2.0, 0.81, 0.98])
+@pytest.mark.parametrize(("name", "more"), [("adam_tick", {}), ("nadam_tick", {"decay": 0.1})])
+def test_every_parameter_counts_its_own_steps(name, more):
+    first = [1.0, 1.0, 0.0, 0.0][: 2 + 2 * len(more)]
+    constants = {"beta1": 0.9, "beta2": 0.99, **more}
+    powers = np.array([[0.0, *first], [2.0, *first], [7.0, *first]])
     for skip in (None, 0, 1):
         reads = [powers, *([np.array([skip], "int32")] if skip is not None else [])]
-        after = np.zeros(3)
-        run_kernel("adam_tick", reads, [after], beta1=0.9, beta2=0.99)
-        expected = reference("adam_tick", reads, beta1=0.9, beta2=0.99)[0]
-        np.testing.assert_allclose(after, expected, rtol=1e-15)
-        assert (after[0] == 2) == bool(skip)
-        assert on_cpu("adam_tick", reads, [np.zeros(3)], beta1=0.9, beta2=0.99)[0].tobytes() == after.tobytes()
+        after = np.zeros_like(powers)
+        run_kernel(name, reads, [after], **constants)
+        np.testing.assert_allclose(after, reference(name, reads, **constants)[0], rtol=1e-15)
+        assert after[:, 0].tolist() == ([0, 2, 7] if skip else [1, 3, 8])
+        np.testing.assert_allclose(on_cpu(name, reads, [np.zeros_like(powers)], **constants)[0], after, rtol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
