@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ def _adam_tick(powers, after, skip, beta1, beta2):  # type: ignore[no-untyped-de
         after[i, 2] = powers[i, 2] * (1.0 if skip[0] else beta2)
 
 
+def looped(body: Any, numbers: Callable[..., Sequence[float]]) -> Callable[..., Thunk]:
+    """The loop of a rule, whose last arguments are these numbers in the parameter's type."""
+    return lambda p, *rest, **constants: loop(body, p, *rest, *(like(p, x) for x in numbers(**constants)))
+
+
 def counted(arrays: Any, **constants: Any) -> list[Any]:
     """For one parameter the powers come after lr."""
     p, g, m, v, lr, powers, *rest = arrays
@@ -65,10 +71,6 @@ def _adam_numbers(*, beta1: float, beta2: float, eps: float, weight_decay: float
     return tuple(float(x) for x in (beta1, 1 - beta1, beta2, 1 - beta2, eps, shrink, grow))
 
 
-def _adam_loop(p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, **constants: Any) -> Thunk:
-    return loop(_adam, p, g, m, v, lr, powers, *(like(p, x) for x in _adam_numbers(**constants)))
-
-
 def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow):  # type: ignore[no-untyped-def]
     before = flushing()
     one = p.dtype.type(1)
@@ -86,5 +88,5 @@ def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow)
     restored(before)
 
 
-define(Rule("adam", flops=12.0, states=lambda **constants: 2, formula=_adam_formula, loop=_adam_loop,
-            numbers=_adam_numbers, order=counted, counts=1))
+define(Rule("adam", flops=12.0, states=lambda **constants: 2, formula=_adam_formula, order=counted, counts=1,
+            loop=looped(_adam, _adam_numbers), numbers=_adam_numbers))

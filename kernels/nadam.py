@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from .adam import counted
+from .adam import counted, looped
 from .cuda import Grid
 from .hints import flushing, restored
-from .registry import Thunk, kernel, like, loop
+from .registry import kernel, loop
 from .update import Rule, define
 
 
@@ -63,10 +63,6 @@ def _nadam_numbers(*, beta1: float, beta2: float, eps: float, weight_decay: floa
     return tuple(float(x) for x in (beta1, 1 - beta1, beta2, 1 - beta2, eps, weight_decay))
 
 
-def _nadam_loop(p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, **constants: Any) -> Thunk:
-    return loop(_nadam, p, g, m, v, lr, powers, *(like(p, x) for x in _nadam_numbers(**constants)))
-
-
 def _nadam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink):  # type: ignore[no-untyped-def]
     before = flushing()
     rate = lr[0]
@@ -83,5 +79,5 @@ def _nadam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink):  # 
     restored(before)
 
 
-define(Rule("nadam", flops=15.0, states=lambda **constants: 2, formula=_nadam_formula, loop=_nadam_loop,
-            numbers=_nadam_numbers, order=counted, counts=1))
+define(Rule("nadam", flops=15.0, states=lambda **constants: 2, formula=_nadam_formula, order=counted, counts=1,
+            loop=looped(_nadam, _nadam_numbers), numbers=_nadam_numbers))

@@ -60,10 +60,6 @@ class Update(NamedTuple):
         return [(self.p, self.after), *zip(self.states, self.states_after, strict=True)]
 
 
-def _needs_wide(p: Any, g: Any, clipped: bool) -> bool:
-    return clipped or p.dtype != g.dtype
-
-
 RULES: dict[str, Rule] = {}
 
 
@@ -89,7 +85,7 @@ def define(rule: Rule) -> None:
                   **constants: Any) -> list[Any]:
         own = rule.own(**constants)
         return [(p.shape, p.dtype) for p, g in (reads[i * own : i * own + 2] for i in range(count))
-                if _needs_wide(p, g, clipped)]
+                if clipped or p.dtype != g.dtype]
 
     def bind(arrays: Sequence[Any], on_cuda: bool, count: int, clipped: bool = False, guarded: bool = False,
              copy: str = "", **constants: Any) -> list[Any]:
@@ -102,7 +98,7 @@ def define(rule: Rule) -> None:
         reads: list[Any] = [(*take(2), take(states), take(rule.counts)) for _ in range(count)]
         (lr,), (factor,), (skip,) = (take(1) if present else [None] for present in (True, clipped, guarded))
         writes = [take(1 + states + bool(copy)) for _ in range(count)]
-        wide = [take(not on_cuda and _needs_wide(p, g, clipped)) for p, g, *_ in reads]
+        wide = [take(not on_cuda and (clipped or p.dtype != g.dtype)) for p, g, *_ in reads]
         assert not left, f"{rule.name} has {len(left)} arrays too many"
         updates = [Update(p, g, before, counts, after, rest[:states], *rest[states:] or [None], *w or [None])
                    for (p, g, before, counts), (after, *rest), w in zip(reads, writes, wide, strict=True)]

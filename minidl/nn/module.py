@@ -124,6 +124,12 @@ class Module(Watched):
         function(self)
         return self
 
+    def _put(self, name: str, module: Module) -> None:
+        """Keeps a module under this name. Raises TypeError for anything else, which would be left out."""
+        if not isinstance(module, Module):
+            raise TypeError(f"{type(self).__name__}: {name} is a {type(module).__name__}; use a module, like nn.ReLU()")
+        setattr(self, name, module)
+
     def register_buffer(self, name: str, value: Any) -> None:
         """Keeps an array or a tensor as a state of this name: see `state`."""
         setattr(self, name, state(value.numpy() if isinstance(value, Tensor) else value, name))
@@ -213,28 +219,27 @@ def _tensor(value: Any) -> Any:
 class ModuleList(Module):
     """A list of modules, whose parameters belong to the network. The network calls them itself."""
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        for module in modules:
-            self.append(module)
+    def __init__(self, modules: Iterable[Module] | dict[str, Module] = ()) -> None:
+        for name, module in (modules if isinstance(modules, dict) else dict(enumerate(modules))).items():
+            self._put(str(name), module)
 
     def append(self, module: Module) -> None:
-        setattr(self, str(len(self)), module)
+        self._put(str(len(self)), module)
 
     def __len__(self) -> int:
         return sum(1 for _ in self.children())
 
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
+    __iter__ = Module.children
 
     def __getitem__(self, index: int) -> Module:
         return list(self)[index]
 
 
 class Sequential(ModuleList):
-    """Modules one after the other."""
+    """Modules one after the other, or one dictionary of them, whose names are theirs."""
 
-    def __init__(self, *layers: Module) -> None:
-        super().__init__(layers)
+    def __init__(self, *layers: Any) -> None:
+        super().__init__(layers[0] if len(layers) == 1 and isinstance(layers[0], dict) else layers)
 
     def __getitem__(self, index: int | slice) -> Module:
         """One layer, or for a slice a `Sequential` of the same layers."""
@@ -283,7 +288,7 @@ class ModuleDict(Module, Mapping[str, Module]):
     def __setitem__(self, name: str, module: Module) -> None:
         if hasattr(type(self), name):
             raise KeyError(f"a ModuleDict has a method {name!r}; give the module another name")
-        setattr(self, name, module)
+        self._put(name, module)
 
     def __getitem__(self, name: str) -> Module:
         return dict(self.named_children())[name]

@@ -36,9 +36,7 @@ class IndexAdd(Places):
         return self.call("add", [x, y], [y])
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        if i == 0:
-            return dy
-        return self.rows(self.dense(dy), self.grad(self.source))
+        return self.rows(self.dense(dy), self.grad(self.source)) if i else dy
 
 
 class Largest(Places):

@@ -10,7 +10,7 @@ from ..autograd.op import Layer, Op, same_dtype
 from ..autograd.tensor import Tensor, new
 from ..core.graph import Role
 from .reduce import sum_to
-from .shape import flatten, reshape, with_axes
+from .shape import flatten, reshape, unsqueeze, with_axes
 
 
 class Linear(Layer):
@@ -66,12 +66,14 @@ class MatMul(Op):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., i), weight (o, i), bias (o,) -> x weight^T + bias (..., o)."""
-    if x.ndim > 2:
-        flat = linear(flatten(x, 0, -2), weight, bias)
+    if x.ndim not in (0, 2):
+        flat = linear(flatten(x, 0, -2) if x.ndim > 2 else unsqueeze(x, 0), weight, bias)
         return reshape(flat, [*x.shape[:-1], weight.shape[0]])
     return Linear()(x, weight, *(() if bias is None else (bias,)))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product a (..., m, k) @ b (..., k, n) -> (..., m, n), batched over leading axes, which broadcast."""
-    return MatMul()(a, b)
+    """The matrix product a (..., m, k) @ b (..., k, n) -> (..., m, n); leading axes broadcast, vectors as in NumPy."""
+    row, column = a.ndim == 1, b.ndim == 1
+    y = MatMul()(unsqueeze(a, 0) if row else a, unsqueeze(b, 1) if column else b)
+    return reshape(y, [*y.shape[:-2], *y.shape[-2:][row : 2 - column]]) if row or column else y

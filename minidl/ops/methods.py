@@ -132,8 +132,9 @@ METHODS: dict[str, Any] = {
     "__truediv__": _operator(div), "__rtruediv__": lambda a, b: mul(power(a, -1.0), _other(a, b)),
     "__neg__": neg, "__pow__": power, "__rpow__": _exponential, "__abs__": absolute,
     "__matmul__": lambda a, b: matmul(a, _other(a, b)), "__rmatmul__": lambda a, b: matmul(array(b, a.dtype), a),
-    "__eq__": _comparison("equal"), "__ne__": _comparison("not_equal"), "__lt__": _comparison("less"),
-    "__le__": _comparison("less_equal"), "__gt__": _comparison("greater"), "__ge__": _comparison("greater_equal"),
+    **{name: _comparison(kernel) for short, kernel in (
+        ("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"),
+        ("ge", "greater_equal")) for name in (short, f"__{short}__")},
     "__hash__": object.__hash__, "__bool__": _truth, "__int__": lambda t: int(t.item()),
     "__format__": lambda t, how: format(t.item(), how) if how else str(t),  # f"{loss:.3f}"
     "__and__": _logic("logical_and"), "__or__": _logic("logical_or"), "__xor__": _logic("logical_xor"),
@@ -153,8 +154,6 @@ METHODS: dict[str, Any] = {
     "index_select": lambda t, dim, index: take(t, index, axis_of(t, dim, "index_select")),
     "outer": lambda a, b: mul(unsqueeze(a, 1), _other(a, b)),
     "add": _operator(add), "sub": _operator(sub), "mul": _operator(mul), "div": _operator(div),
-    "eq": _comparison("equal"), "ne": _comparison("not_equal"), "lt": _comparison("less"),
-    "le": _comparison("less_equal"), "gt": _comparison("greater"), "ge": _comparison("greater_equal"),
     "isnan": lambda t: compare("not_equal", t, t), "isinf": lambda t: compare("equal", absolute(t), math.inf),
     "isfinite": lambda t: compare("less", absolute(t), math.inf),
     "dim": lambda t: t.ndim, "numel": lambda t: t.size, "tolist": lambda t: t.numpy().tolist(),

@@ -72,14 +72,10 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
     """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1.
     `weight` and `pos_weight` broadcast to x: how much each element counts, and the first of the two terms."""
     if pos_weight is None:
-        losses = _bce_with_logits(x, target)
+        losses = PairLoss("bce_with_logits", "bce_with_logits_grad a b dy")(x, target)
     else:
         losses = _times(target * pos_weight, softplus(-x)) + _times(1.0 - target, softplus(x))
     return reduce(losses if weight is None else losses * weight, reduction)
-
-
-def _bce_with_logits(x: Tensor, target: Tensor) -> Tensor:
-    return PairLoss("bce_with_logits", "bce_with_logits_grad a b dy")(x, target)
 
 
 def _times(share: Tensor, loss: Tensor) -> Tensor:
@@ -90,7 +86,7 @@ def _times(share: Tensor, loss: Tensor) -> Tensor:
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), for any x: the binary cross-entropy of x and 0."""
-    return _bce_with_logits(x, zeros_like(x))
+    return binary_cross_entropy_with_logits(x, zeros_like(x), reduction="none")
 
 
 def kl_div(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:

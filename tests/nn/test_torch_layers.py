@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,23 @@ def test_a_sequential_is_indexed_cut_and_counted() -> None:
     assert list(model[:2].state_dict()) == ["0.weight", "0.bias"]
     with pytest.raises(IndexError):
         model[3]
+
+
+def test_a_sequential_takes_its_names_from_a_dictionary() -> None:
+    model = nn.Sequential({"first": nn.Linear(2, 3), "act": nn.ReLU(), "last": nn.Linear(3, 1)})
+    assert [*model.state_dict()] == ["first.weight", "first.bias", "last.weight", "last.bias"]
+    assert (len(model), model(ml.ones(4, 2)).shape) == (3, (4, 1))
+    torch = torch_or_skip()
+    theirs = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(2, 3), last=torch.nn.Linear(3, 1)))
+    model.load_state_dict({name: t.numpy() for name, t in theirs.state_dict().items()})
+
+
+def test_what_is_no_module_is_not_left_out() -> None:
+    refuses(*((call, r"(Sequential|Module\w+): \w+ is a \w+; use a module, like nn.ReLU\(\)") for call in (
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.functional.relu), lambda: nn.Sequential([nn.Linear(2, 2)]),
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU), lambda: nn.Sequential(None),
+        lambda: nn.ModuleList([nn.Linear(2, 2), None]), lambda: nn.ModuleList().append(nn.ReLU),
+        lambda: nn.ModuleDict({"act": nn.functional.relu}))))
 
 
 # ----------------------------------------------------------------------------------------------------------------- init

@@ -143,7 +143,7 @@ SAME: dict[str, tuple[Any, list[Any]]] = {
     "stack and cat": (lambda m, x: m.stack([x, x * 2], dim=-1).sum(-1) + m.cat([x, x], dim=1)[:, 1:5] * 3, [X]),
     **{f"matmul {a} {b}": (lambda m, x, y: m.matmul(x, y), [values(*a), values(*b, seed=2)]) for a, b in (
         ((3, 1), (1, 2)), ((2, 3, 4), (2, 4, 2)), ((2, 3, 4), (4, 2)), ((3, 4), (2, 4, 2)), ((2, 1, 3, 2), (4, 2, 3)),
-        ((1, 3, 2), (5, 2, 2)))},
+        ((1, 3, 2), (5, 2, 2)), ((3,), (3,)), ((3, 4), (4,)), ((2, 3, 4), (4,)), ((3,), (3, 2)), ((3,), (2, 3, 2)))},
     **{f"{name} {a} {b}": (lambda m, x, y, name=name: getattr(m, name)(x, y), [values(*a), values(*b, seed=2) + 3])
        for name in ("add", "sub", "mul", "div", "maximum", "minimum")
        for a, b in (((3, 4), (1, 4)), ((2, 1, 3), (4, 1)), ((), (3, 2)))},
@@ -163,6 +163,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rms_norm, weight": (lambda f, x, w: f.rms_norm(x, (9,), w), [values(2, 3, 9), values(9, seed=2)]),
     "rms_norm, two axes": (lambda f, x, w: f.rms_norm(x, (3, 2), w, 1e-3), [values(4, 3, 2), values(3, 2, seed=2)]),
     "linear": (lambda f, *x: f.linear(*x), [values(5, 4), values(3, 4), values(3)]),
+    "linear of a vector": (lambda f, *x: f.linear(*x), [values(4), values(3, 4), values(3)]),
     "linear of nothing": (lambda f, *x: f.linear(*x), [values(2, 3, 0), values(4, 0), values(4)]),
     "linear 3d": (lambda f, *x: f.linear(*x), [values(2, 5, 4), values(3, 4)]),
     "shared": (lambda f, x, w, b: ((f.linear(y := f.linear(x, w, b).tanh(), w, b).tanh() + y * y) @ w * b * b
