@@ -41,17 +41,17 @@ class ShapeError(ValueError):
 
 class Node:
     """One use of an op, with what the backward walk needs. Uses and backward walks are numbered in their order.
-    `walked`: whether a backward walk has used it, and no other may. `micro_batch`: the one that its backward tasks
-    belong to; None: they are where the walk begins."""
+    `wanted`: the inputs that had a gradient then. `walked`: whether a backward walk has used it, and no other may.
+    `micro_batch`: the one that its backward tasks belong to; None: they are where the walk begins."""
 
-    __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit", "walked")
+    __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit", "walked", "wanted")
     latest = 0
 
     def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor, micro_batch: int | None) -> None:
         Node.latest += 1
-        self.walked = False
-        self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = (op, unit, inputs, out,
-                                                                                    Node.latest, micro_batch)
+        self.op, self.unit, self.inputs, self.out, self.micro_batch = op, unit, inputs, out, micro_batch
+        self.number, self.walked = Node.latest, False
+        self.wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
 
 
 class Tensor:
@@ -371,7 +371,7 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
     gradients = {id(root): array(np.ones((), root.dtype), name="one") if gradient is None else gradient}
     count: Counter[tuple[int, int | None]] = Counter()  # of each parameter the uses in a micro-batch still to come
     for node in nodes:
-        for t in node.inputs:
+        for t in (node.inputs[i] for i in node.wanted):
             if t.requires_grad and t.node is None:
                 count[id(t), node.micro_batch] += 1
                 tape.remember(t)
@@ -388,7 +388,7 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
         if dy is None:
             continue
         dy = tape.dither(node, dy) if tape.dither else dy
-        wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
+        wanted = [i for i in node.wanted if node.inputs[i].requires_grad]
         tasks = [(Kind.W, [i for i in wanted if node.inputs[i].weight]),
                  (Kind.O, [i for i in wanted if not node.inputs[i].weight])]
         for kind, mine in tasks[::-1] if node.op.output_first else tasks:

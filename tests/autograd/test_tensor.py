@@ -131,6 +131,26 @@ def test_gradients_add_up_until_they_are_spent():
     assert w.grad.numpy().tolist() == [5, 5], "an update spends them"
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(True, True), (False, True), (True, False)])
+def test_what_is_frozen_in_the_forward_or_the_backward_pass_has_no_gradient(before, after, recorded):
+    """A critic that is frozen while it judges, and thawed before its judgement goes back, as in torch."""
+    critic, actor = nn.Linear(3, 1), nn.Linear(2, 3)
+
+    def step(x):
+        critic.requires_grad_(before)
+        loss = critic(actor(x)).sum()
+        critic.requires_grad_(after)
+        loss.backward()
+        assert [p.grad is not None for p in critic.parameters()] == [before and after] * 2
+        return actor.weight.grad, actor.bias.grad
+
+    x = np.ones((4, 2), np.float32)
+    weight, bias = ml.SequentialExecutor(ml.record(step, x))(x) if recorded else step(ml.array(x))
+    np.testing.assert_allclose(bias.numpy(), 4 * critic.weight.numpy()[0], rtol=1e-6)
+    np.testing.assert_allclose(weight.numpy(), np.repeat(bias.numpy()[:, None], 2, 1), rtol=1e-6)
+
+
 def test_the_same_loss_may_be_walked_twice_if_the_first_walk_says_so():
     w = ml.Parameter(np.array([3.0]))
     loss = (w * w).sum()
