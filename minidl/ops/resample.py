@@ -1,7 +1,7 @@
 """Images in another size: adaptive average pooling, nearest and bilinear upsampling. Channels last.
 
-If windows or repeats are equal, they equal `avg_pool2d` and `broadcast_to`. Otherwise rows and columns are
-weighted sums of rows and columns: two products with small constant matrices.
+If windows or repeats are equal, they equal `avg_pool2d` and `broadcast_to`. Otherwise nearest pixels are chosen, and
+other rows and columns are weighted sums of rows and columns: two products with small constant matrices.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ..autograd.arguments import Size, TwoSizes
 from ..autograd.tensor import ShapeError, Tensor, array
 from .linear import matmul
 from .pool import avg_pool2d
+from .rearrange import take
 from .reduce import broadcast_to, mean
 from .shape import reshape
 from .windows import along_one_axis, lengths
@@ -59,7 +60,7 @@ def interpolate(x: Tensor, size: TwoSizes | None = None, scale_factor: TwoSizes 
     if mode == "bilinear":
         return _products(x, *(_between(n, m, bool(align_corners)) for n, m in zip((h, w), to, strict=True)))
     if to[0] % h or to[1] % w:
-        return _products(x, *(_nearest(n, m) for n, m in zip((h, w), to, strict=True)))
+        return take(take(x, np.arange(to[0]) * h // to[0], 1), np.arange(to[1]) * w // to[1], 2)
     n, c = x.shape[0], x.shape[3]
     repeated = broadcast_to(reshape(x, [n, h, 1, w, 1, c]), (n, h, to[0] // h, w, to[1] // w, c))
     return reshape(repeated, [n, *to, c])
@@ -77,10 +78,6 @@ def _windows(length: int, count: int) -> Any:
         begin, end = i * length // count, -(-(i + 1) * length // count)
         found[i, begin:end] = 1 / (end - begin)
     return found
-
-
-def _nearest(length: int, count: int) -> Any:
-    return np.eye(length)[np.arange(count) * length // count]
 
 
 def _between(length: int, count: int, align_corners: bool) -> Any:

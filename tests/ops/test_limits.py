@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import torch_or_skip
+from helpers import random_array, torch_or_skip
 
 import minidl as ml
 import minidl.nn.functional as F
@@ -237,6 +237,16 @@ def test_singular_points(name: str) -> None:
     for dtype in DTYPES:
         _, dx = slopes(function, np.array([row], dtype))
         np.testing.assert_allclose(dx[0], wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [(1, 2), (3, 7), (4, 5), (9, 3)])
+def test_nearest_pixels_are_copies(size: tuple[int, int]) -> None:
+    """A mask of minus infinity stays where it is."""
+    x = random_array((2, 4, 5, 1))
+    x[0, 1, 2], x[0, 3, 0], x[1, 0, 0] = -inf, nan, inf
+    rows, columns = (np.arange(m) * n // m for n, m in zip((4, 5), size, strict=True))
+    y = F.interpolate(ml.array(x), size).numpy()
+    np.testing.assert_array_equal(y, x[:, rows][:, :, columns])
 
 
 def test_a_zero_row_does_not_poison_a_layer() -> None:
