@@ -22,7 +22,7 @@ def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
 
 def full(shape: int | Sequence[int], value: float, dtype: str | None = None) -> Tensor:
     """A tensor full of one value: bool for one of these, int64 for a whole number, else float32."""
-    known = "bool" if isinstance(value, bool | np.bool_) else "int64" if isinstance(value, int) else "float32"
+    known = {"b": "bool", "i": "int64", "u": "int64"}.get(np.asarray(value).dtype.kind, "float32")
     return array(np.full(shape, value, dtype or known))
 
 

@@ -136,6 +136,7 @@ METHODS: dict[str, Any] = {
         ("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"),
         ("ge", "greater_equal")) for name in (short, f"__{short}__")},
     "__hash__": object.__hash__, "__bool__": _truth, "__int__": lambda t: int(t.item()),
+    "__index__": lambda t: t.numpy().__index__(),  # range(t), x[:t]
     "__format__": lambda t, how: format(t.item(), how) if how else str(t),  # f"{loss:.3f}"
     "__and__": _logic("logical_and"), "__or__": _logic("logical_or"), "__xor__": _logic("logical_xor"),
     "__invert__": lambda t: logic("logical_not", t),

@@ -279,7 +279,9 @@ def test_one_argument_has_one_name():
 def test_new_tensors():
     for t, a in ((ml.zeros(2, 3), np.zeros((2, 3), "f")), (ml.ones((2,), dtype="float64"), np.ones(2)),
                  (ml.full((2,), 7, "int64"), np.full(2, 7)), (ml.arange(3), np.arange(3)),
-                 (ml.zeros(()), np.zeros((), "f")),
+                 (ml.zeros(()), np.zeros((), "f")), (ml.full((2,), np.int64(7)), np.full(2, 7)),
+                 (ml.full((1,), np.bool_(1)), np.ones(1, bool)), (ml.full((1,), np.float64(2)), np.full(1, 2, "f")),
+                 (ml.full((2,), ml.array(7)), np.full(2, 7)), (ml.full((1,), True), np.ones(1, bool)),
                  (ml.arange(1, 2, 0.25), np.arange(1, 2, 0.25, "f")), (ml.ones_like(ml.arange(2)), np.ones(2, int)),
                  (ml.zeros_like(ml.arange(2), "float32"), np.zeros(2, "f"))):
         assert t.dtype == str(a.dtype)

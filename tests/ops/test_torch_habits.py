@@ -160,6 +160,17 @@ def test_operators_with_numpy_on_the_left_and_formats():
     assert f"{x}".startswith("Tensor(")
 
 
+def test_a_whole_number_in_a_tensor_bounds_slices_and_ranges():
+    rows, lengths = ml.array(np.arange(6.0).reshape(2, 3)), ml.array([2, 1])
+    assert [row[:n].tolist() for row, n in zip(rows, lengths, strict=True)] == [[0, 1], [3]]
+    assert (list(range(lengths[0])), "abc"[lengths[1]]) == ([0, 1], "b")
+    for wrong in (ml.array(2.0), lengths, ml.array(True)):
+        with pytest.raises(TypeError, match="only integer scalar arrays can be converted to a scalar index"):
+            rows[:wrong]
+    with pytest.raises(RuntimeError, match="has no value while a step is recorded"):
+        ml.record(lambda n: rows[: n[0]], np.array([1]))
+
+
 def test_other_habits_say_what_to_write():
     x, whole = ml.ones(2, 3), ml.array([1, 2])
     refuses((lambda: ml.max(x, x), r"x.max\(y\) is minidl.maximum"),
