@@ -366,4 +366,5 @@ class Unflatten(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         dim = axis_of(x, self.dim, "Unflatten")
-        return ops.reshape(x, (*x.shape[:dim], *self.sizes, *x.shape[dim + 1 :]))
+        sizes = [x.shape[dim] // max(-math.prod(self.sizes), 1) if n == -1 else n for n in self.sizes]
+        return ops.reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))

@@ -37,7 +37,8 @@ class CrossEntropy(Op):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
         if x.ndim != 2 or labels.shape != x.shape[:1] or not x.size:
-            raise self.error(f"logits {x.shape} and labels {labels.shape} do not fit; expected (n, classes) and (n,)")
+            raise self.error(f"logits {x.shape} and labels {labels.shape} do not fit; expected (n, classes) and (n,), "
+                             f"n and classes at least 1")
         if labels.dtype != "int64":
             raise self.error(f"labels must be int64, not {labels.dtype}")
         if not labels.storage.recorded:  # while recording: when the step runs
@@ -78,7 +79,7 @@ class MSE(Op):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         dtype = same_dtype(self, x, target)
         if x.shape != target.shape or not x.size:
-            raise self.error(f"shapes {x.shape} and {target.shape} do not fit")
+            raise self.error(f"shapes {x.shape} and {target.shape}; expected one shape, and elements to average")
         self.pair = [self.dense(x), self.dense(target)]
         return self.out_by("mse", self.pair, [], dtype)
 

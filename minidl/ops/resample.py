@@ -67,7 +67,7 @@ def interpolate(x: Tensor, size: TwoSizes | None = None, scale_factor: TwoSizes 
 
 
 def _check(x: Tensor) -> None:
-    if x.ndim != 4 or not x.size:
+    if x.ndim != 4 or 0 in x.shape[1:]:
         raise ShapeError(f"an image (n, h, w, c) is needed, not {x.shape}")
 
 

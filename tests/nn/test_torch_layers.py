@@ -120,6 +120,13 @@ def test_dropout_of_channels_drops_whole_ones() -> None:
         nn.Dropout2d(1)
 
 
+def test_an_axis_of_nothing_is_unflattened_as_others_are() -> None:
+    for sizes in ((2, -1), (-1, 3), (6, 1)):
+        assert nn.Unflatten(1, sizes)(ml.zeros(0, 6)).shape[1:] == nn.Unflatten(1, sizes)(ml.zeros(2, 6)).shape[1:]
+    with pytest.raises(ml.ShapeError, match="reshape in unflatten: shape .* does not fit"):
+        nn.Unflatten(1, (4, -1))(ml.zeros(2, 6))
+
+
 def test_a_sequential_is_indexed_cut_and_counted() -> None:
     layers = [nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)]
     model = nn.Sequential(*layers)

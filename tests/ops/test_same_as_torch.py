@@ -228,6 +228,9 @@ LAST: dict[str, tuple[Any, list[Any], list[Any], Any]] = {
        for options in ({}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2})},
     **{f"adaptive_avg_pool2d {size}": (lambda f, x, size=size: f.adaptive_avg_pool2d(x, size), [values(2, 6, 5, 2)],
                                        [NCHW], NHWC) for size in (1, 2, 3, (2, 5), (6, 1), (7, 4))},
+    **{f"{name} of no images {size}": (lambda f, x, name=name, size=size: getattr(f, name)(x, size),
+                                       [values(0, 6, 5, 2)], [NCHW], NHWC)
+       for name in ("adaptive_avg_pool2d", "interpolate") for size in ((1, 1), (3, 5), (7, 4), (12, 10))},
     **{f"interpolate {mode} {options}": (lambda f, x, mode=mode, options=options: f.interpolate(x, **mode, **options),
                                          [values(2, 3, 4, 2)], [NCHW], NHWC)
        for mode in ({}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True})
