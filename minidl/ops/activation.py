@@ -6,7 +6,7 @@ from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor, new
 from ..core.graph import Role
 from .elementwise import Alike, exp, sigmoid
-from .join import split
+from .join import chunk
 from .masks import clamp, where
 from .pair_loss import softplus
 from .reduce import sum_to
@@ -73,5 +73,5 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     axis = axis_of(x, dim, "glu")
     if x.shape[axis] % 2:
         raise ShapeError(f"glu: axis {axis} of shape {x.shape} has no two halves")
-    a, b = split(x, x.shape[axis] // 2, axis)
+    a, b = chunk(x, 2, axis)
     return a * sigmoid(b)

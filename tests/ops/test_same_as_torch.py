@@ -170,7 +170,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
                                    - f.linear(x, w) * y), [X, values(4, 4, seed=2), values(4, seed=3)]),
     "selu": (lambda f, x: f.selu(x), [X]), "celu": (lambda f, x: f.celu(x, 0.5), [X]),
     "softsign": (lambda f, x: f.softsign(x), [X]), "glu": (lambda f, x: f.glu(x), [X]),
-    "glu 0": (lambda f, x: f.glu(x, 0), [values(4, 3)]),
+    "glu 0": (lambda f, x: f.glu(x, 0), [values(4, 3)]), "glu of nothing": (lambda f, x: f.glu(x), [values(3, 0)]),
     "prelu": (lambda f, x, w: f.prelu(x, w), [X, values(1, seed=2)]),
     "prelu, channels": (lambda f, x, w: f.prelu(x, w), [X, values(4, seed=2)]),
     "pad": (lambda f, x: f.pad(x, (1, 2)) * f.pad(x, (2, 1), value=0.5), [X]),
