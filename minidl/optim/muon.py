@@ -56,8 +56,7 @@ class Muon(AdamW):
         return i not in self._others and len(self.parameters[i].shape) == 2
 
     def states_of(self, i: int) -> list[Tensor]:
-        both = super().states_of(i)
-        return both[:1] if self.orthogonal(i) else both
+        return super().states_of(i)[: 1 if self.orthogonal(i) else 2]
 
     def update(self, i: int) -> None:
         if not self.orthogonal(i):

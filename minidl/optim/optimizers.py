@@ -30,13 +30,14 @@ class ParameterGroup:
     """Parameters with a learning rate of their own, in a buffer, and what else differs (`own`). As in torch,
     `group["lr"]` is read and set."""
 
-    def __init__(self, group: Mapping[str, Any], lr: float, dtype: str, number: int) -> None:
+    def __init__(self, group: Mapping[str, Any], lr: float, first: float, dtype: str, number: int) -> None:
         self.parameters: list[Parameter] = group["params"]
         self.own = {name: group[name] for name in ("weight_decay",) if name in group}
         for value in self.own.values():
             _check("the weight decay", value, dtype)
         self.rate = _buffer(np.zeros(1, dtype), Role.SCALAR, f"lr.{number}" if number else "lr")
-        self.made_with = self.lr = group.get("lr", lr)
+        self.lr = given = group.get("lr", lr)
+        self.ratio = 1.0 if given == first else given / first if first else np.inf  #: to the first group's
 
     @property
     def lr(self) -> float:
@@ -118,7 +119,8 @@ class Optimizer(Watched):
         types = {p.dtype for p in every}
         if len(types) > 1:
             raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
-        made = [ParameterGroup(group, lr, every[0].dtype, i) for i, group in enumerate(groups, len(self.param_groups))]
+        first, begin = self.lr if self.param_groups else groups[0].get("lr", lr), len(self.param_groups)
+        made = [ParameterGroup(group, lr, first, every[0].dtype, i) for i, group in enumerate(groups, begin)]
         self.parameters, self.param_groups = every, [*self.param_groups, *made]
         self._group_of = [group for group in self.param_groups for _ in group.parameters]
         self.states = {name: [*own, *self._zeros(name, every[len(own) :])] for name, own in self.states.items()}
@@ -132,12 +134,11 @@ class Optimizer(Watched):
     @lr.setter
     def lr(self, value: float) -> None:
         _check("the learning rate", value, self.parameters[0].dtype)
-        first = self.param_groups[0].made_with
-        if not first and any(group.made_with for group in self.param_groups):
-            raise ValueError("the first group was made with the learning rate 0, to which others have no ratio; set "
-                             "each group has its own: optimizer.param_groups[i]['lr']")
+        if any(group.ratio == np.inf for group in self.param_groups):
+            raise ValueError("the first group had the learning rate 0, to which others have no ratio, when they were "
+                             "made; set each group's own: optimizer.param_groups[i]['lr']")
         for group in self.param_groups:
-            group.lr = value if group.made_with == first else value * group.made_with / first
+            group.lr = value * group.ratio
 
     @property
     def norm(self) -> float:

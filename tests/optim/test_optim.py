@@ -346,9 +346,21 @@ def test_one_parameter_is_a_list_of_it_and_others_may_come_one_by_one() -> None:
     assert optim.SGD(alone, 0.5).parameters == [alone]
 
 
+def test_a_group_keeps_the_ratio_with_which_it_was_added() -> None:
+    """Not that to the rate with which the first one began, which a schedule has changed since."""
+    p = [ml.Parameter(np.ones(2)) for _ in range(4)]
+    opt = optim.SGD([{"params": p[0]}, {"params": p[1], "lr": 0.05}], 0.1)
+    opt.lr = 0.02
+    opt.add_param_group({"params": p[2]})
+    opt.add_param_group({"params": p[3], "lr": 0.04})
+    assert [g["lr"] for g in opt.param_groups] == pytest.approx([0.02, 0.01, 0.02, 0.04])
+    opt.lr = 0.004
+    assert [g["lr"] for g in opt.param_groups] == pytest.approx([0.004, 0.002, 0.004, 0.008])
+
+
 def test_a_first_group_at_rest_has_no_ratio_to_others() -> None:
     opt = optim.SGD([{"params": ml.Parameter(np.ones(2)), "lr": 0.0}, {"params": ml.Parameter(np.ones(2))}], 0.1)
-    with pytest.raises(ValueError, match="made with the learning rate 0, to which others have no ratio"):
+    with pytest.raises(ValueError, match="had the learning rate 0, to which others have no ratio"):
         opt.lr = 0.2
     assert [g["lr"] for g in opt.param_groups] == pytest.approx([0.0, 0.1])
 
