@@ -29,8 +29,7 @@ class _Parser(argparse.ArgumentParser):
         return f"{self.purpose}\n\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        if unknown:
+        if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
             if flag := FLAGS.get(unknown[1]):
                 raise UsageError(f"{unknown[1]} has no effect on `{self.prog}`; it is for {', '.join(flag.serves)}")
             known = [o for action in self._actions for o in action.option_strings]
@@ -38,8 +37,7 @@ class _Parser(argparse.ArgumentParser):
             message += f"; did you mean {near[0]}?" if near else ""
         elif message.startswith("unrecognized arguments: ") and "--model" in self.format_usage():
             message += "; a network is named with --model"
-        choice = re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        if choice:
+        if choice := re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             known = [c.strip("' ") for c in choice[3].split(",")]
             message = f"unknown {choice[1].split('/')[0].strip('-').lower()} {choice[2]!r}; {nearest(choice[2], known)}"
         message = re.sub(r"ignored explicit argument (.*)", r"takes no value, and got \1", message)

@@ -31,8 +31,7 @@ def _arguments(scheduler: Scheduler) -> dict[str, Any]:
 def _text(chosen: list[Scheduler]) -> str:
     parts = []
     for kind, title in KINDS.items():
-        mine = [s for s in chosen if s.parallel == kind]
-        if mine:
+        if mine := [s for s in chosen if s.parallel == kind]:
             shared = set.intersection(*(set(_arguments(s) if mine[1:] else ()) for s in mine))  # said once, not by each
             every = [f"all take: {', '.join(name for name in _arguments(mine[0]) if name in shared)}"] if shared else []
             parts.append("\n\n".join([title.removeprefix("for ").upper(), *every, *(_entry(s, shared) for s in mine)]))

@@ -287,8 +287,7 @@ class TaskGraph(Columns):
     def own_buffers(self) -> NDArray[np.bool_]:
         """Mask of the buffers of which every iteration has its own: inputs, and outputs unless they outlive a step."""
         own = self.role_is(Role.INPUT)
-        outputs = {view.storage for view in self.outputs}
-        if outputs:
+        if outputs := {view.storage for view in self.outputs}:
             own |= np.isin(self.buffer_storage, list(outputs)) & ~self.persistent
         return own
 

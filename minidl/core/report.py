@@ -262,8 +262,7 @@ def report(timeline: Timeline, width: int = WIDTH) -> str:
     lines += ["", *_table(head, rows, _LANE)]
     if len(lanes) > _LANES:
         lines.append(f"and {count_of(len(lanes) - _LANES, 'lane')} more")
-    still = causes(t)
-    if still:
+    if still := causes(t):
         whole_of_all = whole * int(_computing(t).sum())
         rows = [[cause, number(time), _share(time, whole_of_all)] for cause, time in still.items()]
         lines += ["", *_table(["lanes that compute waited for", "time", ""], rows, _CAUSE)]

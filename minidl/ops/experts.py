@@ -151,8 +151,7 @@ def route(p: Tensor, top_k: int, capacity: int = 0, normalize: bool = True, bias
     pairs chose each expert, and for how many it had no room. A step raises ValueError for NaN. Raises ShapeError if
     they do not fit."""
     op = Route(top_k, capacity, normalize, bias, total)
-    gate = op(p)
-    return Routed(gate, op.place, op.counts, op.load)
+    return Routed(op(p), op.place, op.counts, op.load)
 
 
 def dispatch(x: Tensor, place: Tensor) -> Tensor:

@@ -67,8 +67,7 @@ class ArgMax(Op):
 def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Where along `axis` the maximum is, int64: the first of equal ones; without an axis, of the flattened x."""
     if axis is None:
-        y = ArgMax(0)(reshape(x, [x.size]))
-        return reshape(y, [1] * x.ndim if keepdims else [])
+        return reshape(ArgMax(0)(reshape(x, [x.size])), [1] * x.ndim if keepdims else [])
     return finish(ArgMax(axis_of(x, axis, "argmax"))(x), (axis_of(x, axis, "argmax"),), keepdims)
 
 

@@ -104,8 +104,7 @@ def _check(graph: TaskGraph, crosses: Mask) -> None:
         if stays[task]:
             raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary: a forward or output "
                                 f"gradient task or an output of its own step needs it", task)
-        early = [s for s in graph.succs[task].tolist() if not crosses[s]]
-        if early:
+        if early := [s for s in graph.succs[task].tolist() if not crosses[s]]:
             raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary alone: "
                                 f"{graph.name(early[0])} of the same step needs it and is not late", task)
 

@@ -189,8 +189,7 @@ class _Walk:
     def _filled(self, wait: float) -> bool:
         """Whether a weight gradient runs now, in this wait."""
         can = [t for t in self.held if not self.missing[t] and self._ready(t) <= self.now]
-        fit = [t for t in can if self.time[t] <= wait * (1 + SAME)]
-        if fit:
+        if fit := [t for t in can if self.time[t] <= wait * (1 + SAME)]:
             self._fill(fit[-1] if self.nearest else max(fit, key=self.time.__getitem__))
         elif can and self.overflow:
             self._fill(min(can, key=self.time.__getitem__))

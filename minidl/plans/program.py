@@ -220,8 +220,7 @@ class Division(Columns):
         if steps.epilogue:
             prologue, epilogue = (tuple(Part(g, schedule.only(g).validate(g)) for g in graphs)
                                   for graphs in (steps.prologue, steps.epilogue))
-        waits = _boundary_waits(body[0], steps)
-        if waits:  # communication may still run when the next step begins
+        if waits := _boundary_waits(body[0], steps):  # communication may still run when the next step begins
             schedule.repeated(2).validate(_two_steps(graph, steps))
         return Program(rank, self.grid.size, self.grid.group(rank), steps, prologue, body, epilogue, takes,
                        waits is not None, waits or ())

@@ -30,8 +30,7 @@ def cycle_time(source: Ints, target: Ints, weight: Floats, shift: Ints | Floats)
             through = np.flatnonzero(better[target] & (reach == best[target]))
             before[target[through]] = through
             distance = np.where(better, best, distance)
-            circuit = _circuit(source, before)
-            if circuit:
+            if circuit := _circuit(source, before):
                 ratio = weight[circuit].sum() / shift[circuit].sum()
                 if ratio > time * (1 + 1e-12):
                     time = float(ratio)

@@ -116,8 +116,7 @@ class _Memory:
         """One launch reads or writes these storages. Raises VersionError if it cannot."""
         name = self._graph.storages
         for s in storages:
-            both = set(self._overlaps[s]).intersection(storages)
-            if both:
+            if both := set(self._overlaps[s]).intersection(storages):
                 raise VersionError(f"{who} needs {name[s].name} and {name[min(both)].name} at once, which share memory")
             if s in self._begun and s in self._taken:
                 raise VersionError(f"{who} needs {name[s].name}, whose memory {name[self._taken[s]].name} has "

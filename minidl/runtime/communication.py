@@ -275,8 +275,7 @@ class Meetings:
 
     def _peers(self, transfer: int) -> tuple[int, ...]:
         """The other ranks that a transfer needs."""
-        sums = self._graph.kind[transfer] in COLLECTIVE
-        return self.common.others if sums else (_peer(self._graph, transfer),)
+        return self.common.others if self._graph.kind[transfer] in COLLECTIVE else (_peer(self._graph, transfer),)
 
     def _mark(self, task: int, *which: int) -> list[Thunk]:
         if not self.common.trace:

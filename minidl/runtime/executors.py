@@ -58,8 +58,7 @@ class DistributedExecutor(Runtime):
 def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False) -> StreamExecutor:
     """The executor for a recorded graph and a schedule; on a device that captures graphs, a step is one launch."""
     device = device or tapes.current().device
-    kind = GraphExecutor if device.captures else StreamExecutor
-    return kind(graph, schedule, device=device, trace=trace)
+    return (GraphExecutor if device.captures else StreamExecutor)(graph, schedule, device=device, trace=trace)
 
 
 def runtime(program: Program, *, device: Any = None, transport: Communicator | None = None, trace: bool = False,

@@ -19,8 +19,7 @@ def together(communicator: Communicator, part: Callable[[], Any], expected: type
     except expected as error:
         report = None, " ".join(str(error).split()) or type(error).__name__
     reports = communicator.gather(report)
-    reasons = {rank: why for rank, (_, why) in enumerate(reports) if why is not None}
-    if reasons:
+    if reasons := {rank: why for rank, (_, why) in enumerate(reports) if why is not None}:
         rank, why = next(iter(reasons.items()))
         everywhere = len(reasons) == len(reports) and len({*reasons.values()}) == 1
         raise Disagreement(why if everywhere else f"rank {rank}: {why}")

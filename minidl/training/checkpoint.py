@@ -95,8 +95,7 @@ def save_together(path: str | Path, part: Trainer, model: Module, optimizer: Opt
 def _texts(model: Module, optimizer: Optimizer | None, step: int, loader: Loader | None, schedule: str | None,
            scheduler: str | None, test: Mapping[str, float] | None, about: Mapping[str, str] | None) -> dict[str, str]:
     """The content of a checkpoint besides its tensors. Raises CheckpointError."""
-    waiting = [name for name, p in model.named_parameters() if p.grad is not None and not p.used]
-    if waiting:
+    if waiting := [name for name, p in model.named_parameters() if p.grad is not None and not p.used]:
         raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
                               "has used")
     place = {"format": FORMAT, "step": index(step), "seed": random.current_seed(),

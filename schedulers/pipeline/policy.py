@@ -95,11 +95,9 @@ class Policy:
                given: Placement | None = None) -> tuple[Placement, dict[str, Any]]:
         """The best of its placements, and what was tried; the one that is given, or the problem's own, if there is no
         choice. Raises PipelineError for options and numbers that the policy does not accept."""
-        wrong = self.needs(problem.ranks, problem.micro_batches, problem.chunks)
-        if wrong:
+        if wrong := self.needs(problem.ranks, problem.micro_batches, problem.chunks):
             raise PipelineError(f"{self.name}: {wrong}")
-        unknown = sorted(options.keys() - set(self.options))
-        if unknown:
+        if unknown := sorted(options.keys() - set(self.options)):
             raise PipelineError(f"{self.name} takes no argument {unknown[0]!r}; it takes "
                                 f"{', '.join((*self.options, 'lag', 'cap'))}")
         if given is not None or self.placements is None:

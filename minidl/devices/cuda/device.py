@@ -488,8 +488,7 @@ def cuda_device(ordinal: int) -> Cuda:
 
 def gpus() -> int:
     """The number of GPUs of this process. Raises DeviceError; the message says what is missing."""
-    missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
-    if missing:
+    if missing := [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]:
         raise DeviceError(f"cuda needs {', '.join(missing)}: pip install 'minidl[cuda13]' (or "
                           f"[cuda12] for an older driver)")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)

@@ -198,8 +198,7 @@ def _axes(shape: Sequence[int], arrays: Sequence[Any]) -> list[Axis]:
             continue
         place = len(found)
         for at in reversed(range(len(found))):
-            larger = [mine > other for mine, other in zip(steps, found[at][1], strict=True) if mine and other]
-            if larger:
+            if larger := [mine > other for mine, other in zip(steps, found[at][1], strict=True) if mine and other]:
                 if all(larger) or any(larger):
                     break
                 place = at

@@ -142,8 +142,7 @@ class LoopBack(Communicator):
 
     def fail(self, error: BaseException) -> bool:
         with self._board.lock:
-            first = self._board.failed is None and (not isinstance(error, RankError) or error.own)
-            if first:
+            if first := self._board.failed is None and (not isinstance(error, RankError) or error.own):
                 self._board.failed = self._me, f"{type(error).__name__}: {error}"
             return first
 

@@ -201,8 +201,7 @@ class OnDevice(Host):
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         count = int(np.prod(shape))
         self._memory.append(self._driver.allocate(max(count * dtype.itemsize, 1), self._stream))
-        flat = self._driver.array(self._memory[-1], (count,), str(dtype), (dtype.itemsize,), 0)
-        return flat.reshape(shape)
+        return self._driver.array(self._memory[-1], (count,), str(dtype), (dtype.itemsize,), 0).reshape(shape)
 
     def _copy(self, source: Any, out: Any) -> list[Thunk]:
         return [self._driver.copy(source, out, self._stream)] if source.size else []
