@@ -78,14 +78,14 @@ def recorded(network: Network, dropout: float, folder: Path) -> tuple[Any, Any, 
 
 
 def ours(network: Network, dropout: float, folder: Path, lanes: int) -> Arm:
-    """A recorded step with updates at the end of gradients of few samples, on one lane in order, or on two lanes with
-    chosen widths. `start_s`: record, plan and bind."""
+    """A recorded step with updates at the end of gradients of few samples, and results in place, on one lane in order,
+    or on two lanes with chosen widths. `start_s`: record, plan and bind."""
     import minidl as ml
     from minidl.fusion import fused
 
     begin = time.perf_counter()
     graph, x, y, opt = recorded(network, dropout, folder)
-    graph = fused(graph, ml.device.cpu(), ["weight_updates"])
+    graph = fused(graph, ml.device.cpu(), ["weight_updates", "in_place"])
     before = time.perf_counter()
     cost = ml.measure(graph, parts=2) if lanes == 2 else None
     measuring = time.perf_counter() - before

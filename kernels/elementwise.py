@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Call, c_type, dense, each, elements
-from .registry import Kernel, Thunk, flat, inlined, kernel, like, loop, ufunc
+from .registry import Kernel, Thunk, flat, inlined, kernel, like, loop, one, ufunc
 
 
 def _one_each(reads: Any, writes: Any) -> float:
@@ -44,7 +44,7 @@ C_FUNCTIONS = ("abs", "ceil", "cos", "div", "exp", "floor", "log", "round", "sin
 
 def _ufunc_kernel(name: str, function: Any) -> None:
     """Defines a kernel from a NumPy ufunc; inputs broadcast to the output's shape."""
-    definition = kernel(name, axes="...,...->...", flops=_one_each)(
+    definition = kernel(name, axes="...,...->...", flops=_one_each, over=((0, 0), (0, 1)))(
         lambda xp, *inputs: getattr(xp, function.__name__)(*inputs))
     definition.cpu(lambda *arrays: [ufunc(function, *arrays) if function is not np.negative else _negative(*arrays)])
     _strided(definition, f"{name}_" if name in C_FUNCTIONS else name)
@@ -197,14 +197,21 @@ def _(x: Any, dy: Any, dx: Any, *, exponent: float) -> Any:
             ufunc(np.multiply, dx, like(x, exponent), dx)]
 
 
-@kernel("relu", axes="=->=", flops=_one_each)
+@kernel("relu", axes="=->=", flops=_one_each, over=((0, 0),))
 def relu(xp: Any, x: Any) -> Any:
     return xp.maximum(x, x.dtype.type(0))
 
 
 @relu.cpu
 def _(x: Any, y: Any) -> Any:
+    if one(x, y):
+        return [loop(_relu_here, flat(y))]
     return [loop(_relu, flat(x), flat(y))]
+
+
+def _relu_here(y):  # type: ignore[no-untyped-def]
+    for i in range(y.size):
+        y[i] = y[i] if not y[i] <= 0 else y.dtype.type(0)
 
 
 def _relu(x, y):  # type: ignore[no-untyped-def]
@@ -212,7 +219,7 @@ def _relu(x, y):  # type: ignore[no-untyped-def]
         y[i] = x[i] if not x[i] <= 0 else x.dtype.type(0)  # NaN passes through
 
 
-@kernel("relu_grad", axes="=,=->=", flops=_one_each)
+@kernel("relu_grad", axes="=,=->=", flops=_one_each, over=((0, 1),))
 def relu_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = dy where y > 0; y is the output."""
     return xp.where(y > 0, dy, dy.dtype.type(0))
@@ -220,7 +227,7 @@ def relu_grad(xp: Any, y: Any, dy: Any) -> Any:
 
 @relu_grad.cpu
 def _(y: Any, dy: Any, dx: Any) -> Any:
-    if dx is dy:  # numba leaves a loop without vectors if two of its arrays are one
+    if one(dy, dx):
         return [loop(_kept, flat(y), flat(dx))]
     return [loop(_relu_grad, flat(y), flat(dy), flat(dx))]
 

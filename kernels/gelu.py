@@ -14,7 +14,7 @@ import numpy as np
 
 from .cuda import c_type, dense
 from .hints import wide
-from .registry import flat, inlined, kernel, loop
+from .registry import flat, inlined, kernel, loop, one
 
 ROOT, FAR = math.sqrt(0.5), 40.0
 
@@ -154,7 +154,7 @@ def _(x: Any, y: Any) -> Any:
     return dense("gelu.cu", f"gelu_tanh<{c_type(x)}>", x, y)
 
 
-@kernel("gelu_tanh_grad", axes="=,=->=", flops=lambda reads, writes: 16.0 * writes[0].size)
+@kernel("gelu_tanh_grad", axes="=,=->=", flops=lambda reads, writes: 16.0 * writes[0].size, over=((0, 1),))
 def gelu_tanh_grad(xp: Any, x: Any, dy: Any) -> Any:
     """dx = dy (s + x ds / dx), y = x s."""
     s, rise = _gate(xp, x)
@@ -163,7 +163,7 @@ def gelu_tanh_grad(xp: Any, x: Any, dy: Any) -> Any:
 
 @gelu_tanh_grad.cpu
 def _(x: Any, dy: Any, dx: Any) -> Any:
-    if dx is dy:  # numba leaves a loop without vectors if two of its arrays are one
+    if one(dy, dx):
         return [loop(_times_slope, flat(x), flat(dx))]
     return [loop(_gelu_tanh_grad, flat(x), flat(dy), flat(dx))]
 

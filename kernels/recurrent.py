@@ -287,8 +287,9 @@ def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-
 
 
 # ----------------------------------------------------------------------------------------------------------------- lstm
-@kernel("lstm", axes="TnG,nD,nD,GD,G->UnD,VnD,TnG", flops=_flops,
-        work=lambda reads, writes, reverse: again_work(reads[0].shape[0], reads[3], True))
+@kernel("lstm", axes="TnG,nD,nD,GD,G->UnD,VnD,TnG", flops=_flops, over=((2, 0),),
+        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype),
+                                             *again_work(reads[0].shape[0], reads[3], True)])
 def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 4d), h0 and c0 (n, d), w (4d, d), b (4d,) -> (states (T + 2, n, d), cells (T + 1, n, d), gates
     (T, n, 4d)). Gates i, f, g, o; c' = f c + i g; h' = o tanh(c'). The cells lie as the states do, and the states have
@@ -311,13 +312,13 @@ def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: 
 
 @lstm.cpu
 def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
-    b, (out, cells, gates, *work) = _optional(rest)
+    b, (out, cells, gates, h, *work) = _optional(rest)
     thunks, times = gemm_again(len(h0), w.T, work)
     first, last, shift = (-1, 0, 1) if reverse else (0, -1, 0)
     thunks += [ufunc(np.positive, h0, out[first]), ufunc(np.positive, c0, cells[first])]
     for t, before, after in steps(len(gx), reverse):
-        thunks += [times(out[before + shift], gates[t]),
-                   loop(_lstm_step, gx[t], _bias(b, gx), cells[before], gates[t], cells[after], out[after + shift])]
+        thunks += [times(out[before + shift], h), loop(_lstm_step, gx[t], h, _bias(b, gx), cells[before], gates[t],
+                                                       cells[after], out[after + shift])]
     return [*thunks, ufunc(np.positive, cells[last], out[last])]
 
 
@@ -335,16 +336,16 @@ def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
     return [*calls, *dense_copies([(cells[last], out[last])])]
 
 
-def _lstm_step(gx, b, before, gates, after, h):  # type: ignore[no-untyped-def]
+def _lstm_step(gx, gh, b, before, gates, after, h):  # type: ignore[no-untyped-def]
     wide()
     apart()
     d, half, one = before.shape[1], gx.dtype.type(0.5), gx.dtype.type(1)
     for n in range(before.shape[0]):
         for k in range(4):  # a loop for each gate, on rows that begin at 0: such loops the compiler vectorises
-            x, a, c = gx[n, k * d : (k + 1) * d], gates[n, k * d : (k + 1) * d], b[k * d : (k + 1) * d]
-            scale = one if k == 2 else half
+            x, y, c = gx[n, k * d : (k + 1) * d], gh[n, k * d : (k + 1) * d], b[k * d : (k + 1) * d]
+            a, scale = gates[n, k * d : (k + 1) * d], one if k == 2 else half
             for j in range(d):
-                a[j] = _tanh((x[j] + a[j] + c[j]) * scale) * scale + (one - scale)
+                a[j] = _tanh((x[j] + y[j] + c[j]) * scale) * scale + (one - scale)
         i, f, g, o = gates[n, :d], gates[n, d : 2 * d], gates[n, 2 * d : 3 * d], gates[n, 3 * d :]
         past, cell, state = before[n], after[n], h[n]
         for j in range(d):
@@ -353,7 +354,7 @@ def _lstm_step(gx, b, before, gates, after, h):  # type: ignore[no-untyped-def]
 
 
 @kernel("lstm_grad", axes="UnD,GD,VnD,TnG->TnG,nD,nD",
-        flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1],
+        flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1], over=((0, 3),),
         work=lambda reads, writes, reverse: again_work(reads[3].shape[0], reads[1]))
 def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool) -> Any:
     """dy (T + 1, n, d), toward the states and the last cell as they lie -> (dgx (T, n, 4d), dh0, dc0 (n, d))."""
@@ -400,10 +401,11 @@ def _lstm_grad(dy, dh, dc, gates, before, after, dgx):  # type: ignore[no-untype
         di, df, dg, do = dgx[n, :d], dgx[n, d : 2 * d], dgx[n, 2 * d : 3 * d], dgx[n, 3 * d :]
         y, h, c, past, cell = dy[n], dh[n], dc[n], before[n], after[n]
         for j in range(d):
+            one_i, one_f, one_g, one_o = i[j], f[j], g[j], o[j]  # read before written, should dgx be the gates
             root, total = _tanh(cell[j]), y[j] + h[j]
-            toward = c[j] + total * o[j] * (one - root * root)
-            di[j] = toward * g[j] * i[j] * (one - i[j])
-            df[j] = toward * past[j] * f[j] * (one - f[j])
-            dg[j] = toward * i[j] * (one - g[j] * g[j])
-            do[j] = total * root * o[j] * (one - o[j])
-            c[j] = toward * f[j]
+            toward = c[j] + total * one_o * (one - root * root)
+            di[j] = toward * one_g * one_i * (one - one_i)
+            df[j] = toward * past[j] * one_f * (one - one_f)
+            dg[j] = toward * one_i * (one - one_g * one_g)
+            do[j] = total * root * one_o * (one - one_o)
+            c[j] = toward * one_f

@@ -52,7 +52,7 @@ KERNELS = _Kernels()
 class Kernel:
     """`reference(xp, *reads, **constants)`; a binder for the CPU and one for CUDA, each with its scratch arrays as
     (shape, dtype); the flops of a launch; `axes`: along which axes the CPU form may be cut; `alike`: with which
-    launches one may be joined; see `kernel`."""
+    launches one may be joined; `over`: what a result may be written over; see `kernel`."""
 
     name: str
     reference: Callable[..., Any]
@@ -62,6 +62,7 @@ class Kernel:
     axes: str | Callable[..., str] = ""
     window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None
     alike: Callable[..., str] | None = None
+    over: Sequence[tuple[int, int]] = ()
     _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
     _cuda: Callable[..., Sequence[Call]] | None = field(default=None, repr=False)
 
@@ -101,7 +102,8 @@ class Kernel:
 
 def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] | None = None,
            axes: str | Callable[..., str] = "", window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None,
-           alike: Callable[..., str] | None = None) -> Callable[[Callable[..., Any]], Kernel]:
+           alike: Callable[..., str] | None = None, over: Sequence[tuple[int, int]] = ()
+           ) -> Callable[[Callable[..., Any]], Kernel]:
     """Defines a kernel by its reference (a decorator). `work(reads, writes, **constants)` returns its scratch arrays;
     `flops(reads, writes)` its number of operations. Reads and writes have shape and size.
 
@@ -116,13 +118,16 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
 
     `alike(reads, writes, **constants)`: launches of weight gradients with the same text may be one launch (`group`);
     none with an empty text, or without it.
+
+    `over`: pairs (result, read) of arrays that may be one memory in the CPU form: it reads each element before it
+    writes there.
     """
 
     def define(reference: Callable[..., Any]) -> Kernel:
         if name in KERNELS:
             raise KernelError(f"kernel {name} is defined twice, the second time by "
                               f"{reference.__module__}.{reference.__qualname__}")
-        KERNELS[name] = Kernel(name, reference, work, flops, axes=axes, window=window, alike=alike)
+        KERNELS[name] = Kernel(name, reference, work, flops, axes=axes, window=window, alike=alike, over=over)
         return KERNELS[name]
 
     return define
@@ -198,6 +203,12 @@ def _compile(function: Callable[..., Any], kinds: Any, arguments: tuple[Any, ...
         types: Any = tuple(map(typeof, arguments))
         jitted(function).compile(types)
         _compiled.add((function, kinds))
+
+
+def one(x: Any, y: Any) -> bool:
+    """Whether two arrays of one shape are the same memory; if two arrays of a loop are, numba leaves it without
+    vectors."""
+    return bool(x.ctypes.data == y.ctypes.data)
 
 
 def flat(array: Any) -> Any:

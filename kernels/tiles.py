@@ -51,6 +51,7 @@ TILED, STREAMED, TURNED, PACKED = range(4)  #: ways of a product: see `_tiled` a
 LONGEST = DEEP * HIGH // COLUMNS  #: rows of b that fit in scratch
 PAGE = 1024  #: numbers; rows that are a multiple apart have the same places in the cache
 SPREAD, AGAIN = 256, 4  #: numbers that columns which are read again are no multiple apart; how often they are, at most
+OWN = 1 << 19  #: numbers that the own cache of a core of this Intel holds
 STORED = 1.4  #: packed numbers that take as long as a sum that is stored transposed
 
 
@@ -117,7 +118,7 @@ def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row
     vectors, less = -(-n // LANES), _lower(m)
     talls, wides = less + max(-(-(m - less * LESS) // ROWS), 0), -(-n // COLUMNS)
     # some panels of one side stay packed, while panels of the other side come, a few at a time
-    a_stays = m < n and (a_step > 1 or 8 * m <= n)
+    a_stays = (n <= COLUMNS and a_step > 1) or (m < n and (a_step > 1 or 8 * m <= n))
     from_a, from_b = (start, start + DEEP * HIGH) if a_stays else (start + DEEP * HIGH, start)
     tall, wide = (HIGH // ROWS, FEW) if a_stays else (FEW * COLUMNS // ROWS, HIGH // COLUMNS)
     blocks, above, beside = -(-depth // DEEP), -(-talls // tall), -(-wides // wide)
@@ -297,11 +298,12 @@ def _way_zen(steps: tuple[int, ...], m: int, depth: int, n: int, turns: bool) ->
 
 def _way_intel(steps: tuple[int, ...], m: int, depth: int, n: int, turns: bool) -> int:
     """The way that was fastest on an Intel with AMX (1,194 products: 0.8 % slower than the best way of each): rows that
-    are packed cost little, columns that are read where they lie much."""
+    are packed cost little, columns that are read where they lie much, most of all if the core's cache lacks them."""
     _, a_step, b_step, _ = steps
     if b_step == 1 and turns and depth * (n - m) > 2 * m * n and depth <= LONGEST:
         return TURNED
-    return STREAMED if b_step == 0 or n <= COLUMNS or (a_step == 1 and n <= min(2 * m, 16 * depth)) else TILED
+    few = n <= COLUMNS and (a_step == 1 or m * depth < OWN)
+    return STREAMED if b_step == 0 or few or (a_step == 1 and n <= min(2 * m, 16 * depth)) else TILED
 
 
 _way = _way_zen if ZEN else _way_intel  # all ways are bit-identical

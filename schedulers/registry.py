@@ -89,7 +89,7 @@ class Scheduler:
         own = self.function.options if isinstance(self.function, OnAllRanks) else beyond(self.function, 3)
         return own if self.own else own | dict(options_of_passes(True))
 
-    @property
+    @cached_property
     def staged(self) -> Policy:
         """The policy of a scheduler for pipelines."""
         assert isinstance(self.function, Policy)

@@ -233,6 +233,11 @@ class View:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def dense(self) -> bool:
+        """Whether the elements lie in order without gaps."""
+        return self.strides == strides_of(self.shape)
+
     def part(self, axis: int, begin: int, end: int) -> View:
         """The elements from `begin` to `end` along an axis."""
         shape = (*self.shape[:axis], end - begin, *self.shape[axis + 1 :])

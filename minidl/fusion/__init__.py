@@ -16,13 +16,14 @@ from .attention import flash_attention
 from .batch_norm import batch_norm_act, batch_norm_grad
 from .casts import casts
 from .draft import Draft
+from .places import in_place
 from .products import additions, epilogue, slabs, slopes
 from .squeeze_excite import squeeze_excite
 from .updates import updates, weight_updates
 
 RULES: dict[str, Callable[[Draft], None]] = {rule.__name__: rule for rule in (
     casts, batch_norm_act, batch_norm_grad, squeeze_excite, flash_attention, epilogue, slabs, additions, slopes,
-    weight_updates, updates)}
+    weight_updates, updates, in_place)}
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:

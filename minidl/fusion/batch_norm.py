@@ -98,7 +98,7 @@ def _tail(draft: Draft, y: View) -> Tail | None:
         rest = [t for t in readers if t != after[0]]
         if launch.kernel == "add" and not added and not rest and launch.reads[0] != launch.reads[1]:
             (z,) = (v for v in launch.reads if v != y)
-            if z.shape != y.shape or z.strides != strides_of(z.shape):
+            if z.shape != y.shape or not z.dense:
                 return None
             added, y = [z], launch.writes[0]
             continue

@@ -3,11 +3,9 @@ updates, or to the division by the loss scale, without a cast. The bits stay the
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..core.columns import grouped
 from ..core.graph import Launch, Role, View
-from ..core.tasks import Kind, strides_of
+from ..core.tasks import Kind
 from ..kernels.update import RULES
 from .draft import Draft
 
@@ -36,7 +34,7 @@ def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
         return False
     p = launch.reads[0]
     buffers = draft.buffers(p)
-    return (draft.graph.storages[p.storage].role == Role.PARAMETER and p.strides == strides_of(p.shape)
+    return (draft.graph.storages[p.storage].role == Role.PARAMETER and p.dense
             and all(task > i for b in buffers for task in draft.writers(b)))
 
 
@@ -45,7 +43,7 @@ def _gradients(draft: Draft) -> None:
         for cast in [launch for launch in entry.launches if launch.kernel == "cast"]:
             (low,), (wide,) = cast.reads, cast.writes
             if (draft.kind(i) == Kind.W and draft.passed_on(low) is not None
-                and wide.strides == low.strides == strides_of(low.shape)):
+                and wide.dense and low.dense):
                 _read_it_low(draft, i, cast, low, wide)
 
 
@@ -64,7 +62,5 @@ def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> N
             launch.kernel == "unscale" or (launch.kernel in RULES and launch.reads[1] == wide)
             for launch in touching):
         return
-    for t in takers:
-        draft.merge(t, [replace(launch, reads=tuple(low if v == wide else v for v in launch.reads))
-                        for launch in draft[t].launches])
+    draft.read(takers, wide, low)
     draft.merge(i, others)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.columns import Rows, grouped
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
-from ..core.tasks import repack
+from ..core.tasks import Kind, repack
 from ..kernels import KERNELS
 
 
@@ -37,7 +37,7 @@ class Draft:
 
     def __init__(self, graph: TaskGraph, device: Any) -> None:
         self.graph, self.device = graph, device
-        self.made: list[StorageSpec] = []  #: new storages
+        self.storages = list(graph.storages)  #: new ones come after the graph's
         self.entries: list[DraftTask | None] = [
             DraftTask(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()),
                       float(graph.flops[t]), int(graph.unit[t])) for t in range(len(graph))]
@@ -108,6 +108,26 @@ class Draft:
                 if task not in table.setdefault(buffer, []):
                     table[buffer].append(task)
 
+    def spent(self, view: View, task: int) -> bool:
+        """Whether the tasks make what is there, and this one may overwrite it: all others that touch it come before,
+        and none is a weight gradient, whose delay would be in the way."""
+        buffer = self.buffer(view)
+        if buffer is None or buffer in self.kept or self.storages[view.storage].live is not None:
+            return False
+        made, read = self.writers(buffer), [t for t in self.readers(buffer) if t != task]
+        return bool(made) and all(t < task and self.kind(t) != Kind.W for t in (*made, *read))
+
+    def moved(self, view: View, to: View) -> None:
+        """All tasks have the storage of `to` in place of the whole one of `view`."""
+        for t in {t for b in self.buffers(view) for t in (*self.readers(b), *self.writers(b))}:
+            self.merge(t, [launch.moved({view.storage: to.storage}) for launch in self[t].launches])
+
+    def read(self, tasks: Iterable[int], view: View, to: View, besides: Iterable[int] = ()) -> None:
+        """These tasks read `to` in place of a view, and buffers besides."""
+        for t in tasks:
+            self.merge(t, [replace(launch, reads=tuple(to if v == view else v for v in launch.reads))
+                           for launch in self[t].launches], reads=besides)
+
     def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View], **constants: Any) -> Launch:
         """A launch with the scratch memory that it needs."""
         work = self.device.work(KERNELS[kernel])
@@ -120,9 +140,9 @@ class Draft:
     def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> View:
         """An array in a new storage, which has a buffer of its own."""
         spec = StorageSpec(name, tuple(shape), dtype, prod(shape) * np.dtype(dtype).itemsize, role)
-        storage = len(self.graph.storages) + len(self.made)
-        self._buffer[storage] = len(self.graph.buffer_bytes) + len(self.made)
-        self.made.append(spec)
+        storage = len(self.storages)
+        self._buffer[storage] = len(self.graph.buffer_bytes) + storage - len(self.graph.storages)
+        self.storages.append(spec)
         return View.of(spec, storage)
 
     def buffers(self, *views: View) -> list[int]:
@@ -157,7 +177,8 @@ class Draft:
     def graph_of_it(self) -> TaskGraph:
         """The graph of the remaining tasks, in their order."""
         entries = [e for _, e in self.numbered()]
-        g, rows = self.graph.with_storages(self.made), np.array([e.row for e in entries], np.int64)
+        made, rows = self.storages[len(self.graph.storages) :], np.array([e.row for e in entries], np.int64)
+        g = self.graph.with_storages(made)
         remaining = g.take(rows, repack(g.keys[rows], unit=[e.unit for e in entries]))
         nbytes = np.array([int(g.buffer_bytes[sorted(e.reads | e.writes)].sum()) for e in entries], g.bytes.dtype)
         return replace(

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from ..core.graph import Launch, View
-from ..core.tasks import Kind, strides_of
+from ..core.tasks import Kind
 from ..kernels.conv_cuda import way
 from ..kernels.product_slope import SLOPES
 from .draft import Draft, addend
@@ -40,7 +40,7 @@ def slopes(draft: Draft) -> None:
     """Lets products of two matrices that make the gradient toward the output of relu, or of GELU in its tanh form,
     multiply by the slope (`kernels/product_slope.py`). The weight gradient reads the result as before."""
     for i, first in draft.alone("matmul"):
-        if (any(len(v.shape) != 2 or v.strides != strides_of(v.shape) for v in first.views)
+        if (any(len(v.shape) != 2 or not v.dense for v in first.views)
             or (found := _then(draft, i, first)) is None or found[1].kernel not in SLOPES):
             continue
         to, second = found
@@ -53,8 +53,7 @@ def slopes(draft: Draft) -> None:
 def _like(view: View, other: View) -> View | None:
     """A dense array, which may have more axes, in the shape of another one of its size and type; else None."""
     same = prod(view.shape) == prod(other.shape) and view.dtype == other.dtype
-    return replace(view, shape=other.shape, strides=other.strides) if same and (
-        view.strides == strides_of(view.shape)) else None
+    return replace(view, shape=other.shape, strides=other.strides) if same and view.dense else None
 
 
 def _takes_relu(launch: Launch) -> bool:
@@ -79,10 +78,7 @@ def slabs(draft: Draft) -> None:
             readers = draft.readers(made)
             if all(draft.moves(i, t, readers)
                    and all(_takes(launch, copy.writes[0]) for launch in draft[t].launches) for t in readers):
-                for t in readers:
-                    draft.merge(t, [replace(launch, reads=tuple(copy.reads[0] if v == copy.writes[0] else v
-                                                                for v in launch.reads))
-                                    for launch in draft[t].launches], reads=draft[i].reads)
+                draft.read(readers, copy.writes[0], copy.reads[0], draft[i].reads)
                 draft.entries[i] = None
 
 
@@ -134,32 +130,20 @@ def additions(draft: Draft) -> None:
 
 def _add_in_place(draft: Draft, i: int, first: Launch, add: Launch, *rest: Launch) -> None:
     product, dx = _matrices(first, draft.device.captures), first.writes[0]
-    more, own = addend(add, dx), draft.passed_on(dx)
-    if (product is None or more is None or own is None or not _spent(draft, more, i)
+    more = addend(add, dx)
+    if (product is None or more is None or draft.passed_on(dx) is None or not draft.spent(more, i)
         or (more.shape, more.strides, more.dtype) != (dx.shape, dx.strides, dx.dtype)
         or any(dx in launch.reads or more in launch.reads for launch in (first, *rest))):
         return
-    readers, out = [t for t in draft.readers(own) if t != i], _matrix(more, *dx.shape[-1:])
+    out = _matrix(more, *dx.shape[-1:])
     draft.merge(i, [draft.launch("matmul_add", [*product, out], [out]), *rest])
-    for t in readers:
-        draft.merge(t, [replace(old, reads=tuple(replace(v, storage=more.storage) if v.storage == dx.storage else v
-                                                 for v in old.reads)) for old in draft[t].launches])
-
-
-def _spent(draft: Draft, view: View, i: int) -> bool:
-    """Whether this is a gradient that the tasks make, and task i may overwrite it: all others that touch it come
-    before, and none is a weight gradient, whose delay would be in the way."""
-    buffer = draft.buffer(view)
-    if buffer is None or buffer in draft.kept or draft.graph.storages[view.storage].live is not None:
-        return False
-    made, read = draft.writers(buffer), [t for t in draft.readers(buffer) if t != i]
-    return bool(made) and all(t < i and draft.kind(t) != Kind.W for t in (*made, *read))
+    draft.moved(dx, more)
 
 
 def _matrices(launch: Launch, pointwise: bool) -> tuple[View, View] | None:
     """The operands of a product of two matrices, or of a gradient that is one, if `pointwise` ones are products on the
     device; None for any other launch."""
-    if not launch.reads or any(v.strides != strides_of(v.shape) for v in (*launch.reads[:2], *launch.writes)):
+    if not launch.reads or not all(v.dense for v in (*launch.reads[:2], *launch.writes)):
         return None
     if launch.kernel == "matmul" and all(len(v.shape) == 2 for v in launch.reads):
         a, b = launch.reads

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..core.graph import View
-from ..core.tasks import Kind, strides_of
+from ..core.tasks import Kind
 from ..kernels.conv_cuda import way
 from ..kernels.squeeze_excite import fits
 from .draft import Draft
@@ -58,7 +58,7 @@ def _forward(draft: Draft, i: int, pre: View, gate: View) -> Half:
     act, (r,) = _maker(draft, hidden, "relu")
     first, (mean, w1, *b1) = _maker(draft, r, "conv2d")
     pool, (x,) = _maker(draft, mean, "sum")
-    _require(len(x.shape) == 4 and _dense(x) and fits(x, w1) and len(b1) == len(b2) == 1)
+    _require(len(x.shape) == 4 and x.dense and fits(x, w1) and len(b1) == len(b2) == 1)
     _require(_is(draft, pool, ("sum", (x,), (mean,), {"axes": (1, 2), "factor": 1.0 / (x.shape[1] * x.shape[2])})))
     for t, v, w in ((first, mean, w1), (second, hidden, w2)):
         constants = dict(draft[t].launches[-1].constants)
@@ -77,7 +77,7 @@ def _backward(draft: Draft, forward: Half, gate: View, start: int) -> Half:
     dy, direct, product, dgate = (launches[0].reads[0], launches[0].writes[0], launches[1].writes[0],
                                   launches[-1].writes[0])
     total = [("sum", (product,), (dgate,), {"axes": (1, 2)})] if x.shape != gate.shape else []
-    _require(_dense(dy)
+    _require(dy.dense
              and _is(draft, start, ("mul", (dy, gate), (direct,), {}), ("mul", (dy, x), (product,), {}), *total))
     slope = _one(_readers(draft, dgate))
     dpre = draft[slope].launches[0].writes[0]
@@ -90,7 +90,7 @@ def _backward(draft: Draft, forward: Half, gate: View, start: int) -> Half:
     first, dmean = _input_grad(draft, dhidden, w1)
     last = _one(_readers(draft, dmean))
     dx = draft[last].launches[0].writes[0]
-    _require(_readers(draft, direct) == [last] and _dense(dx) and _is(
+    _require(_readers(draft, direct) == [last] and dx.dense and _is(
         draft, last, ("spread", (dmean, x), (dx,), {"factor": 1.0 / (x.shape[1] * x.shape[2])}),
         ("add", (direct, dx), (dx,), {})))
     return Half([start, slope, second, act, first, last], [dy, x, w1, w2, hidden, pre], [dx, dpre, dhidden])
@@ -104,10 +104,6 @@ def _require(condition: bool) -> None:
 def _one(tasks: Sequence[int]) -> int:
     _require(len(tasks) == 1)
     return tasks[0]
-
-
-def _dense(view: View) -> bool:
-    return view.strides == strides_of(view.shape)
 
 
 def _readers(draft: Draft, view: View) -> list[int]:

@@ -90,7 +90,7 @@ class Bound:
         """Where the storages of inputs begin in a block of their own, if the device wants one."""
         found = [v.storage for v in self.graph.inputs if v.storage not in self._live]
         starts = offsets(rounded(np.array([self.graph.storages[i].bytes for i in found], np.int64)))
-        whole = len({*found}) == len([v for v in self.graph.inputs if v.strides == strides_of(v.shape)]) == len(
+        whole = len({*found}) == len([v for v in self.graph.inputs if v.dense]) == len(
             self.graph.inputs)
         self._block = self.device.block(int(starts[-1])) if found and whole else None
         return {} if self._block is None else dict(zip(found, starts.tolist()[:-1], strict=True))
@@ -192,7 +192,7 @@ class Bound:
     def ring(self, count: int) -> Any:
         """The device's room for the inputs and outputs of so many steps. Raises ValueError for an output with gaps."""
         for view, (name, *_) in zip(self.graph.outputs, self._named, strict=True):
-            if view.strides != strides_of(view.shape):
+            if not view.dense:
                 raise ValueError(f"{name} is a part of a larger array, so that several steps cannot return it from one "
                                  f"launch; return a copy, or run single steps")
         return self.device.ring(self._inputs, self._outputs, count)

@@ -104,10 +104,11 @@ class Recorded:
 
     def _fused(self, graph: TaskGraph, ranks: int) -> TaskGraph:
         """The graph after the fusion rules of the job, or the device's default rules. Updates are not merged where
-        gradients go to other ranks or belong to a pipeline's stages."""
+        gradients go to other ranks or belong to a pipeline's stages, which also write over nothing of each other."""
         rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
-        together = ranks == 1 and self.job.parallel != "pipeline"
-        rules = tuple(r for r in rules if r not in ("casts", "weight_updates", "updates") or together)
+        staged = self.job.parallel == "pipeline"
+        apart = (*(("casts", "weight_updates", "updates") if staged or ranks > 1 else ()), *["in_place"] * staged)
+        rules = tuple(rule for rule in rules if rule not in apart)
         return fusion.fused(graph, self.device, rules) if rules else graph
 
     @property

@@ -56,18 +56,12 @@ class Network:
     choices: Choices
 
     @cached_property
-    def policy(self) -> Policy:
-        policy = self.chosen.function
-        assert isinstance(policy, Policy)
-        return policy
-
-    @cached_property
     def place(self) -> Placement:
         """The placement of the stages, unless the policy chooses another one."""
         layers, own = None, self.choices.stage_of_unit
-        if self.policy.layered:
+        if self.chosen.staged.layered:
             layers = 1 + int(np.max(balanced(self.problem, self.cost) if own is None else own))
-        return self.policy.place(self.machine.ranks, self.choices.chunks, layers)
+        return self.chosen.staged.place(self.machine.ranks, self.choices.chunks, layers)
 
     @cached_property
     def told(self) -> dict[str, Any]:
@@ -88,7 +82,7 @@ class Network:
     @cached_property
     def slices(self) -> int:
         """The slices of each micro-batch. Raises Refused if the policy orders another number."""
-        slices, policy = slices_in(self.problem), self.policy
+        slices, policy = slices_in(self.problem), self.chosen.staged
         asked = self.options.get("slices", slices)
         if policy.sliced and asked != slices:
             raise Refused(policy.name, f"{asked} slices are asked for, but this step was recorded with {slices} of "
@@ -107,24 +101,24 @@ class Network:
     def draft(self, placement: Placement | None = None) -> Draft:
         """The step whose tasks know their stage, in the default places or in others. Raises PipelineError if it cannot
         be cut so."""
-        name, place = self.policy.name, self.place
+        name, place = self.chosen.staged.name, self.place
         if placement is None:
             assert self.slices
             check_numbers(place.stages, self.micro_batches, self.machine.activation_cap)
         return begun(self.problem, self.cost, placement or place, self.stage_of_unit, name=name, machine=self.machine,
-                     stale=self.policy.stale, reverses=self.policy.reverses)
+                     stale=self.chosen.staged.stale, reverses=self.chosen.staged.reverses)
 
     def problem_of(self, draft: Draft) -> Problem:
         """The policy's problem."""
         each = self.options.get("mini_batches", 1)  # policies with mini-batches order several of them
         if not isinstance(each, int) or not 1 <= each <= self.micro_batches:
-            raise PipelineError(f"{self.policy.name}: mini_batches={shorten(each)} must be a whole number from 1 to "
-                                f"{self.micro_batches}, the number of micro-batches")
+            raise PipelineError(f"{self.chosen.staged.name}: mini_batches={shorten(each)} must be a whole number from "
+                                f"1 to {self.micro_batches}, the number of micro-batches")
         return problem_of(draft, self.place, self.micro_batches // (each * self.slices))
 
     def order(self, draft: Draft) -> Ordered:
         """The policy's order, of one step or, if it never drains, of the body that repeats."""
-        options, policy = self.options, self.policy
+        options, policy = self.options, self.chosen.staged
         if policy.stale:
             return policy.best(self.problem_of(draft), options, order=lambda problem: steady_order(
                 policy, problem, options))
@@ -141,7 +135,7 @@ class Network:
         """The plan, not proved yet, with the notes that a file of it needs. Its `cost` has the times of its tasks."""
         schedule = draft.schedule
         assert schedule is not None
-        dropped, policy, told = self.choices.dropped, self.policy, {**self.options, **self.told}
+        dropped, policy, told = self.choices.dropped, self.chosen.staged, {**self.options, **self.told}
         notes = {**notes_of(self.problem, self.stage_of_unit, self.told), **schedule.notes}
         notes |= {DROPPED: " ".join(map(str, dropped))} if dropped else {}
         if draft.versions is not None or policy.sliced or draft.placement.directions > 1 or draft.placement.apart:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,6 @@ from ...pricing.cost import CostModel, Link
 from ..ordered import Ordered
 from ..saved import LAG
 from .models import in_stages
-from .policy import Policy
 from .problem import Problem, costs
 from .stages import stage_graph
 
@@ -114,36 +112,30 @@ class GivenTimes:
     machine: Machine
     choices: Choices
 
-    @cached_property
-    def policy(self) -> Policy:
-        policy = self.chosen.function
-        assert isinstance(policy, Policy)
-        return policy
-
     def draft(self) -> Draft:
         """One micro-batch in stages."""
         given = self.choices.placement
-        place = (self.policy.place(self.machine.ranks, self.choices.chunks, self.problem.layers(self.cost))
+        place = (self.chosen.staged.place(self.machine.ranks, self.choices.chunks, self.problem.layers(self.cost))
                  if given is None else given)
         if not isinstance(place, Placement):
             raise PipelineError(f"placement is {shorten(place)}; it must be a Placement")
         cost, graph = self.problem.cost(place, self.cost), stage_graph(place.stages, 1)
-        return Draft(self.policy.name, graph, self.machine, cost, place, np.zeros(len(graph)), graph.unit,
-                     stale=self.policy.stale, settled=True)  # costs give the times
+        return Draft(self.chosen.staged.name, graph, self.machine, cost, place, np.zeros(len(graph)), graph.unit,
+                     stale=self.chosen.staged.stale, settled=True)  # costs give the times
 
     def order(self, draft: Draft) -> Ordered:
         """The policy's order of all micro-batches."""
         own = {name: value for name, value in self.choices.options.items() if name != LAG}
         problem = Problem.of(draft.placement, self.problem.micro_batches, draft.cost, self.machine.activation_cap,
                              draft.graph)
-        return self.policy.best(problem, own, self.choices.placement)
+        return self.chosen.staged.best(problem, own, self.choices.placement)
 
     def ordered(self, draft: Draft, found: Ordered) -> Draft:
         """All micro-batches, in this order. Raises PipelineError for an order of another number."""
         schedule, place = found.schedule, found.placement or draft.placement
         total = int(unpack(schedule.keys).micro_batch.max(initial=-1)) + 1  # a stale plan may span several mini-batches
         if found.versions is None and total != self.problem.micro_batches * found.slices:
-            raise PipelineError(f"{self.policy.name} orders {total} micro-batches; there are "
+            raise PipelineError(f"{self.chosen.staged.name} orders {total} micro-batches; there are "
                                 f"{self.problem.micro_batches}")
         graph = found.graph or stage_graph(
             place.stages, total, fused_in(schedule, place.stages, total), place.directions,
@@ -159,12 +151,13 @@ class GivenTimes:
         Raises Refused for other steps than of whole stages, and PipelineError without bytes or their time."""
         graph, order, time, count = draft.graph, draft.order, self.machine.collective, draft.placement.stages
         if found.graph is not None or draft.versions is not None or draft.placement.directions > 1:
-            raise Refused(self.policy.name, "on given times replicas sum gradients of whole stages once in a step, and "
-                          "in one direction", "take another policy, or leave the replicas out")
+            raise Refused(self.chosen.staged.name, "on given times replicas sum gradients of whole stages once in a "
+                          "step, and in one direction", "take another policy, or leave the replicas out")
         told = np.ravel(self.problem.gradient_bytes)
         if len(told) not in (1, count) or not told.all() or time is None:
-            raise PipelineError(f"{self.policy.name}: {self.machine.replicas} replicas sum gradients, so gradient_bytes"
-                                f" must be above 0, one number or {count}, and the machine needs a collective")
+            raise PipelineError(
+                f"{self.chosen.staged.name}: {self.machine.replicas} replicas sum gradients, so gradient_bytes must be "
+                f"above 0, one number or {count}, and the machine needs a collective")
         sizes, stages = np.broadcast_to(told, count), np.arange(count)
         sums, updates, total = pack(stages, Kind.A), pack(stages, Kind.U), len(graph.buffer_bytes) - count + stages
         each, none = Rows.of(total[:, None].tolist()), Rows.of([()] * count)
@@ -184,7 +177,7 @@ class GivenTimes:
         cost, own, schedule = draft.cost, found.cost, draft.schedule
         assert schedule is not None
         times = replace(own, link=cost.link, links=cost.links, step=cost.step, unit=cost.unit) if own else cost
-        return PipelinePlan(self.policy.name, draft.graph, schedule, times, self.machine.size, limit,
+        return PipelinePlan(self.chosen.staged.name, draft.graph, schedule, times, self.machine.size, limit,
                             {**self.choices.options, **found.notes}, placement=draft.placement,
                             micro_batches=int(unpack(schedule.keys).micro_batch.max(initial=-1)) + 1,
                             kept=self.choices.options.get("kept", 1.0), slices=found.slices, versions=draft.versions,

@@ -77,8 +77,8 @@ def arranged(make: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any
     arrangement is within the limits. `make`: the road to a plan."""
     road = Network(graph, chosen, cost, replace(machine, memory_limit=limit), choices)
     layer, draft = road.stage_of_unit, through(BEFORE_THE_ORDER, road.draft(), choices)
-    assert road.policy.arranges is not None
-    found = road.policy.arranges(road.problem_of(draft))
+    assert road.chosen.staged.arranges is not None
+    found = road.chosen.staged.arranges(road.problem_of(draft))
     refused: dict[tuple[str, int], str] = {}  # a cut that differs by one layer would be refused too
     for best in found:
         kind = best.policy, best.problem.stages

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from minidl import schedulers
+from minidl import device, schedulers
 from minidl.autograd.recording import record
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import Machine
 from minidl.core.placement import Refused
 from minidl.core.tasks import GraphError, Kind, widths
+from minidl.fusion import fused
 from minidl.passes.draft import Draft
 from minidl.passes.group import grouped
 from minidl.passes.highway import highway
@@ -51,6 +52,7 @@ def arrangements(case: Case, every: bool = True) -> Iterator[tuple[str, Callable
     joined = grouped(Draft.of(graph), company := int(choices.integers(2, 9))).graph
     if len(joined) < len(graph):
         yield f"groups of {company}", partial(checked, joined)
+    yield "results in place", partial(checked, fused(graph, device.cpu(), ["in_place"]))
     for way in (jacobi, highway):
         with suppress(Refused):  # gradients flow through one layer, or there are no residual blocks
             yield way.__name__, partial(checked, way(Draft.of(graph))[0].graph)

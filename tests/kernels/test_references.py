@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 from forms import blank, bound, outputs, reference
-from helpers import need
+from helpers import bits, need
 from reference_calls import calls
 
 from minidl.kernels import KERNELS
@@ -46,6 +47,24 @@ def test_the_cpu_form_of_every_kernel_is_its_reference(dtype: str) -> None:
                 np.testing.assert_allclose(y, e, rtol=tolerance, atol=tolerance * scale, err_msg=name)
             for r, b in zip(given, before, strict=True):
                 np.testing.assert_array_equal(r, b, err_msg=name)
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if KERNELS[name].over])
+def test_a_result_over_what_it_is_made_of_has_the_same_bits(name: str) -> None:
+    written = set()
+    for (result, read), (reads, constants), dtype in product(KERNELS[name].over, calls()[name], ("float32", "float64")):
+        given = [r.astype(dtype) if r.dtype == np.float32 else r.copy() for r in reads]
+        with np.errstate(all="ignore"):
+            apart = blank(reference(name, given, **constants))
+            if read >= len(given) or given[read].shape != apart[result].shape or given[read].dtype != dtype:
+                continue
+            over = [given[read] if i == result else y.copy() for i, y in enumerate(apart)]
+            for found in (apart, over):
+                for thunk in bound(name, given, found, **constants):
+                    thunk()
+        assert bits(*over) == bits(*apart)
+        written.add((result, read))
+    assert written == {(result, read) for result, read in KERNELS[name].over if read < len(calls()[name][0][0])}
 
 
 @pytest.mark.parametrize("name", OURS)

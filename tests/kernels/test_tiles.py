@@ -70,7 +70,8 @@ def test_any_rows_and_columns_have_the_bits_of_the_whole():
 WAYS = tiles.TILED, tiles.STREAMED, tiles.TURNED, tiles.PACKED
 
 
-@pytest.mark.parametrize("shape", [(40, 900, 700), (700, 900, 40), (64, 400, 1024), (130, 130, 130), (30, 50, 2300)])
+@pytest.mark.parametrize("shape", [(40, 900, 700), (700, 900, 40), (64, 400, 1024), (130, 130, 130), (30, 50, 2300),
+                                   (600, 900, 30)])
 def test_all_ways_of_a_product_have_the_same_bits(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch):
     for a, b in matrices(*shape):
         bias, whole = np.linspace(-1, 1, b.shape[1], dtype=np.float32), np.random.default_rng(0).random(

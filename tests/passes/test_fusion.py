@@ -3,6 +3,7 @@ with the same bits."""
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers import bits, kernels
 import minidl as ml
 from minidl import models, nn, optim
 from minidl.autograd.tape import Tape, current, use
+from minidl.cli import main
 from minidl.core.graph import Role, TaskGraph
 from minidl.core.placement import Refused
 from minidl.fusion import RULES, fused
@@ -427,8 +429,65 @@ def test_ranks_do_not_sum_anything_else_for_a_gradient_that_its_update_makes(pol
         ml.plan(fused(graph, ml.device.cpu(), ["weight_updates"]), policy, machine=ml.Machine(2))
 
 
+def over(graph: TaskGraph) -> list[str]:
+    """The kernels that write a result over what they read, but for updates."""
+    return sorted(launch.kernel for t in np.flatnonzero(graph.kind != ml.Kind.U) for launch in graph.launches[t]
+                  if {v.storage for v in launch.reads} & {v.storage for v in launch.writes})
+
+
+def test_a_recurrent_layer_needs_no_memory_for_its_gates():
+    def made() -> tuple[Any, TaskGraph]:
+        ml.seed(1)
+        layer = nn.LSTM(3, 5)
+        x = np.random.default_rng(0).standard_normal((6, 4, 3)).astype(np.float32)
+
+        def step(x: Any) -> Any:
+            loss = nn.relu(layer(x)[0]).square().mean()
+            loss.backward()
+            return loss, *(p.grad for p in layer.parameters())
+
+        return x, ml.record(step, x)
+
+    x, graph = made()
+    found = fused(graph, ml.device.cpu(), ["in_place"])
+    assert {"lstm", "lstm_grad", "relu_grad"} <= {*over(found)} - {*over(graph)}
+    assert ml.plan(found, "in_order").peak_bytes[0] < ml.plan(graph, "in_order").peak_bytes[0]
+    wanted = bits(*(np.asarray(v) for v in SequentialExecutor(graph)(x)))
+    for seed in range(3):
+        run = CheckingExecutor(found, random_schedule(found, 3, np.random.default_rng(seed)), seed=seed)
+        assert bits(*(np.asarray(v) for v in run(x))) == wanted
+
+
+@pytest.mark.parametrize("later", ["nothing", "the user", "a weight gradient", "another function's gradient"])
+def test_only_what_nobody_needs_afterwards_is_written_over(later: str):
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def step(x: Any) -> Any:
+        h = first(x)
+        loss = nn.relu(h).sum()
+        if later == "a weight gradient":
+            loss = loss + second(h).sum()
+        elif later == "another function's gradient":
+            loss = loss + nn.gelu(h).sum()
+        loss.backward()
+        return (loss, h) if later == "the user" else loss
+
+    found = fused(ml.record(step, np.ones((4, 4), np.float32)), ml.device.cpu(), ["in_place"])
+    assert ("relu" in over(found)) == (later == "nothing")
+
+
+def test_stages_write_over_nothing_of_each_other(capsys: pytest.CaptureFixture[str]):
+    job = ("train", "--model", "lenet", "--batch-size", "8", "--steps", "2", "--costs", "analytic", "--parallel",
+           "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "zb_h1", "--json")
+    found = set()
+    for rules in ("none", "in_place"):
+        assert main([*job, "--fusion", rules]) == 0
+        found.add(json.loads(capsys.readouterr().out)["params_sha256"])
+    assert len(found) == 1
+
+
 def test_an_unknown_rule():
     with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, batch_norm_grad, "
                                          "squeeze_excite, flash_attention, epilogue, slabs, additions, slopes, "
-                                         "weight_updates, updates"):
+                                         "weight_updates, updates, in_place"):
         fused(Job("mlp").graph, ml.device.cpu(), ["everything"])

@@ -206,11 +206,6 @@ def uncollected() -> Iterator[None]:
                 gc.enable()
 
 
-def _to_host(call: Any) -> bool:
-    """Whether it is a copy to memory of the host (`Driver.copy`)."""
-    return on_host((getattr(call, "owners", ()) or (None,))[-1])
-
-
 class Captured(Streams):
     """The same lanes, captured once: `run` is one launch, or one launch for each piece between two synchronisations
     with communication. Without these, small inputs and outputs are copied by the graph, of which there is one for each
@@ -314,7 +309,8 @@ class Captured(Streams):
         changed = [m for m in (*self.work.persistent, self.device.flag_memory) if not isinstance(m, OnHost)]
         before = [self.device.duplicate(memory) for memory in changed]
         for segment in segments:
-            calls = [call for call in segment.calls if not _to_host(call)]
+            # `Driver.copy` owns what it copies to, last
+            calls = [call for call in segment.calls if not on_host((getattr(call, "owners", ()) or (None,))[-1])]
             _issue(calls, [segment] * len(calls))
         for memory, saved in zip(changed, before, strict=True):
             self.device.copier(saved, memory)()
