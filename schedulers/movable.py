@@ -80,14 +80,17 @@ class Step:
         stays = must_stay(graph.unfenced)
         chain = tuple(np.flatnonzero(stays).tolist())
         place = {task: i for i, task in enumerate(chain)}
+        after, until = ([[place[t] for t in own if t in place] for own in rows.lists()]
+                        for rows in (graph.preds, graph.succs))  # the tasks of the chain around each task
         members: list[list[int]] = []
         item_of: dict[int, int] = {}
         origin: list[set[int]] = []  # the weight gradients that an item waits for
         for task in np.flatnonzero(~stays).tolist():
             before = {item_of[p] for p in graph.preds[task].tolist() if p in item_of}
             awaited = set().union(*(origin[b] for b in before))
-            if graph.kind[task] == Kind.U and len(awaited) == 1 and awaited <= before and not apart:
-                (item_of[task],) = awaited  # an update moves with the one weight gradient for which it waits
+            alone = graph.kind[task] == Kind.U and len(awaited) == 1 and awaited <= before and not apart
+            if alone and max(after[task], default=-1) < min(until[members[min(awaited)][0]], default=len(chain)):
+                (item_of[task],) = awaited  # an update moves with the W for which it waits, unless O is between them
                 members[item_of[task]].append(task)
             else:
                 item_of[task] = len(members)
@@ -98,8 +101,7 @@ class Step:
         succs = Rows.of(preds).transposed(len(members)).lists()
         release = [0] * len(members)
         for i, tasks in enumerate(members):
-            own = [place[p] + 1 for t in tasks for p in graph.preds[t].tolist() if p in place]
-            release[i] = max([*own, *(release[p] for p in preds[i])], default=0)
+            release[i] = max([*(n + 1 for t in tasks for n in after[t]), *(release[p] for p in preds[i])], default=0)
         for i in reversed(range(len(members))):  # an item that waits for nothing, such as a counter, comes just in time
             if not release[i] and succs[i]:
                 release[i] = min(release[s] for s in succs[i])
@@ -109,7 +111,7 @@ class Step:
         items = tuple(Item(tuple(tasks), int(np.searchsorted(chain, tasks[0])), release[i], min(
             (needed.get(b, len(chain)) for t in tasks for b in graph.writes[t].tolist()), default=len(chain)),
                            tuple(preds[i]), tuple(succs[i]), sum(duration[t] for t in tasks),
-                           min((place[s] for t in tasks for s in graph.succs[t].tolist() if s in place), default=None))
+                           min((n for t in tasks for n in until[t]), default=None))
                       for i, tasks in enumerate(members))
         return cls(graph, cost, chain, items)
 
@@ -187,8 +189,6 @@ class Step:
     def preds(self, delayed: Set[int]) -> list[list[int]]:
         """The predecessors of each task in a repeated step in which the tasks `delayed` run one step late."""
         here, across = self._edges
-        if not delayed:
-            return here
         return [[p for p in here[t] if p in delayed] if t in delayed
                 else here[t] + [p for p in across[t] if p in delayed] for t in range(len(here))]
 
@@ -202,9 +202,8 @@ class Step:
     def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
         """The numbers of the first and last possible place of item i, given the places of the others."""
         item = self.items[i]
-        first = max([item.release, *(self.number(places, p) for p in item.preds)])
-        last = min([self.latest(i, crossing), *(self.number(places, s) for s in item.succs)])
-        return first, last
+        return (max([item.release, *(self.number(places, p) for p in item.preds)]),
+                min([self.latest(i, crossing), *(self.number(places, s) for s in item.succs)]))
 
     def latest(self, i: int, crossing: bool) -> int:
         """The number of the last possible place of item i, wherever the others are."""

@@ -30,6 +30,7 @@ from minidl.passes.draft import Draft
 from minidl.passes.lag import fenced
 from minidl.pricing.simulation import times
 from minidl.runtime.checking import random_schedule
+from minidl.schedulers.movable import Step
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
 
@@ -273,6 +274,22 @@ def test_an_asked_search_of_bounds_goes_with_the_others() -> None:
     plan = ml.plan(graph, "multi_stream", None, ml.Machine(memory_limit=limit), streams=2, recompute="auto",
                    offload="auto", lag="auto")
     assert plan.peak_bytes[0] <= limit
+
+
+@pytest.mark.parametrize("layers", [2, 20])  # small, and with too many tasks for updates that move by themselves
+def test_an_update_stays_behind_a_weight_gradient_that_must_come_first(layers: int) -> None:
+    """Without an activation between two layers, a layer's O waits for its W, and its update for its O."""
+    stack = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    opt = optim.SGD(stack.parameters(), lr=0.1)
+
+    def step(x: Any, y: Any) -> None:
+        nn.cross_entropy(stack(x), y).backward()
+        opt.step()
+
+    graph = ml.record(step, np.zeros((2, 4), np.float32), np.zeros(2, int))
+    items = Step.of(fenced(Draft.of(graph), 0).graph, COST).items
+    assert all(item.fence is None or item.release <= item.fence for item in items)
+    ml.plan(graph, "multi_region", COST, lag=0)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
