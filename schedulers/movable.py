@@ -82,8 +82,7 @@ class Step:
         place = {task: i for i, task in enumerate(chain)}
         after, until = ([[place[t] for t in own if t in place] for own in rows.lists()]
                         for rows in (graph.preds, graph.succs))  # the tasks of the chain around each task
-        members: list[list[int]] = []
-        item_of: dict[int, int] = {}
+        members, item_of = list[list[int]](), dict[int, int]()
         origin: list[set[int]] = []  # the weight gradients that an item waits for
         for task in np.flatnonzero(~stays).tolist():
             before = {item_of[p] for p in graph.preds[task].tolist() if p in item_of}

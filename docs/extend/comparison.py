@@ -5,6 +5,8 @@ A task has a `kind` ("F", "O" and "W", or "F" and "B" if backwards are fused), `
 (the number of the stage on its rank), and the `problem`: `ranks`, `micro_batches`, times by stage, `latency`, `cap`.
 """
 
+from math import ceil
+
 import minidl as ml
 from minidl.schedulers.pipeline.comparison import compared
 
@@ -26,8 +28,8 @@ def alternating(a, b):
 def zero_bubble(a, b):
     """ZB-H2 for the latency of the link: so many forwards in advance that O of the first micro-batch is back in time,
     and W late by as much as the forwards of the opposite rank are early."""
-    trip = 2 * (1 + a.problem.latency / a.problem.forward[0])  # to the next rank and back, in forwards
-    ahead, late = int(trip * (a.problem.ranks - 1 - a.rank)), int(trip * a.rank)
+    trip = ceil(2 * (1 + a.problem.latency / a.problem.forward[0]))  # to the next rank and back, in forwards
+    ahead, late = trip * (a.problem.ranks - 1 - a.rank), trip * a.rank
     places = {"F": (-ahead, 0), "O": (0, 1), "W": (late, 2)}
 
     def place(task):

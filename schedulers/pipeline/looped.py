@@ -59,7 +59,7 @@ def hanayo(problem: Problem) -> Schedule:
     """Waves 0 1 .. p-1 p-1 .. 0 with an even number of chunks per rank (Liu et al., 2023).
 
     Reconstructed from its idea: work-conserving on the wave placement, backward before forward, the oldest micro-batch
-    first. Faster than 1F1B; where m is much larger than p, its peak is somewhat above p.
+    first. For m <= p never slower than 1F1B, without latency; for more it may be slower, and its peak may be above p.
     """
     return work_conserving(problem, (Kind.B, Kind.F), fused=True)
 

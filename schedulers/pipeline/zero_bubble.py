@@ -5,6 +5,8 @@ O goes first because the rank below waits for it; W fills the time in which noth
 
 from __future__ import annotations
 
+from math import ceil
+
 from ...core.machine import shorten
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
@@ -26,14 +28,14 @@ def zb_h2(problem: Problem, *, hop: float = 0.0) -> Schedule:
     """Enough forwards in advance to hide the whole warm-up (Qi et al., 2023): peak 2p-1, needs m >= 2p-1.
 
     Bubble max(0, (p-1)(F+O+2c-2W)) in the largest span, for W <= min(F, O) and a round trip 2c of at most F+O. The
-    makespan also holds the shift between ranks. `hop`: a latency in times of a forward, which more forwards in advance
-    hide as well (Shardy MPMD has 0, 1/2 and 1): with F = O = W no bubble up to c = hop; peak and least m are
-    1+2(p-1)(1+hop).
+    makespan also holds the shift between ranks. `hop`: a latency in times of a forward, rounded up to 1/2, 1, 3/2, ..,
+    which more forwards in advance hide as well (Shardy MPMD has 0, 1/2 and 1): with F = O = W no bubble up to c = hop;
+    peak and least m are 1+2(p-1)(1+hop).
     """
     if not 0 <= hop <= MOST_HOP:
         raise PipelineError(f"zb_h2: hop is {shorten(hop)}; it must be a latency in times of a forward, from 0 to "
                             f"{MOST_HOP}")
-    trip = [int(2 * s * (1 + hop) + 1e-9) for s in range(problem.ranks)]  # to the last rank and back, in forwards
+    trip = [s * ceil(2 * (1 + hop) - 1e-9) for s in range(problem.ranks)]  # over s links and back, in forwards
     if trip[-1] >= problem.micro_batches:
         raise PipelineError(f"zb_h2: hop {hop:g} needs at least {1 + trip[-1]} micro-batches for {problem.ranks} "
                             f"ranks, not {problem.micro_batches}")

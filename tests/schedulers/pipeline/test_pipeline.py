@@ -104,6 +104,21 @@ def test_modulo_allocation_has_a_bubble_of_a_forward_at_least(p, more, v, times)
     assert priced("modulo_greedy", p, m, *times, chunks=v).makespan >= m * sum(times) + (p - 1) * times[0] / v - 1e-9
 
 
+@settings(deadline=None, max_examples=drawn(60))
+@given(ranks, st.integers(0, 5), st.integers(1, 3), times_of)
+def test_waves_are_never_slower_than_1f1b_up_to_p_micro_batches(p, fewer, v, times):
+    m = max(1, p - fewer)
+    waves, plain = priced("hanayo", p, m, *times, chunks=2 * v), priced("one_f_one_b", p, m, *times)
+    assert waves.makespan <= plain.makespan + 1e-9
+    assert max(waves.peak_activations) <= m + 1e-9
+
+
+def test_waves_may_be_slower_than_1f1b_beyond_p_micro_batches():
+    waves, plain = priced("hanayo", 4, 8, 1, 3, 3), priced("one_f_one_b", 4, 8, 1, 3, 3)
+    assert waves.makespan > plain.makespan
+    assert max(waves.peak_activations) > 4
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
 def test_the_v_leaves_no_bubble_in_the_spans_at_equal_times(p):
