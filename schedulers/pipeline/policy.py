@@ -89,6 +89,8 @@ class Policy:
         if self.chunks_fixed and chunks != self.chunks:
             raise PipelineError(f"{self.name} holds exactly {self.chunks} chunk{'s' * (self.chunks > 1)} per rank, "
                                 f"not {chunks}")
+        if self.placement not in PLACEMENTS:
+            raise PipelineError(f"{self.name}: no placement {self.placement!r}; take {' or '.join(PLACEMENTS)}")
         return PLACEMENTS[self.placement](ranks, chunks)
 
     def placed(self, problem: Problem, options: Mapping[str, Any],
@@ -139,9 +141,8 @@ def at_least(what: str, bound: Callable[[int], int]) -> Callable[[int, int, int]
 
 
 def even(ranks: int, micro_batches: int, chunks: int) -> str | None:
-    if ranks % 2 or micro_batches % 2:
-        return f"needs even numbers of ranks and micro-batches, not {ranks} and {micro_batches}"
-    return None
+    odd = ranks % 2 or micro_batches % 2
+    return f"needs even numbers of ranks and micro-batches, not {ranks} and {micro_batches}" if odd else None
 
 
 def even_chunks(ranks: int, micro_batches: int, chunks: int) -> str | None:

@@ -43,8 +43,7 @@ def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
     entry = np.flatnonzero(~np.isin(kind, (*COMMUNICATION, *COPIES)))
     tasks = lanes.tasks[entry]
     start, end = started[tasks], ended[tasks]
-    rank = schedule.rank_of_each[entry]
-    ranks = plan.placement.ranks
+    rank, ranks = schedule.rank_of_each[entry], plan.placement.ranks
     first, last = spread(rank, start, ranks, np.inf, np.minimum), spread(rank, end, ranks, 0.0, np.maximum)
     computes = plan.cost.durations(graph)[tasks] + plan.cost.launch  # without the messages that its core moves
     busy = np.bincount(rank, computes, ranks)
@@ -53,4 +52,4 @@ def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
     repeats = (spans.max() if plan.steady is None or plan.versions is None
                else plan.period * (plan.micro_batches // plan.versions.every))
     return Price(makespan, float(spans.max()), plan.period, tuple(spans.tolist()), plan.peaks,
-                 float(1 - busy.max() / repeats))
+                 max(0.0, float(1 - busy.max() / repeats)))

@@ -193,8 +193,8 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
     update = np.zeros(len(schedule), bool) if graph is None else (
         (np.isin(kind, (Kind.U, Kind.R)) | (own.late > 0)) & (graph.find(schedule.keys) >= 0))
     names = ", ".join(k.name for k in COMPUTE) + ("" if graph is None else ", and U as the network has them")
-    beyond = (f"is out of range: micro-batches are 0..{micro_batches - 1} (--micro-batches); slices count as such "
-              f"(--slices)")
+    apart = "count as such (--slices)" if graph is not None else "or mini-batches: check with the plan's --scheduler"
+    beyond = f"is out of range: micro-batches are 0..{micro_batches - 1} (--micro-batches); slices {apart}"
     for bad, what in (
             ((kind == Kind.F) & (micro_batch >= micro_batches), beyond),
             (~update & (~np.isin(kind, COMPUTE) | (schedule.keys != pack(unit, kind, micro_batch))),

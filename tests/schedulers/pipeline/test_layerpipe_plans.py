@@ -58,6 +58,12 @@ def test_without_latency_layerpipe_runs_at_the_period_of_its_partition(data, ran
     assert measured.bubble_rate == pytest.approx(1 - partition.loads.max() / made.steady, abs=1e-9)
 
 
+def test_no_bubble_is_not_less_than_none():
+    for each in ([3.0, 6.0, 4.0, 2.0], [0.1, 0.7, 0.3, 0.2]):
+        cost = costs(place("layerpipe", 4), each, each, each)
+        assert 0 <= price(plan("layerpipe", 4, 8, cost)).bubble_rate < 1
+
+
 @settings(max_examples=drawn(20), deadline=None)
 @given(data=st.data(), ranks=st.integers(1, 4), chunks=st.integers(1, 3), batches=st.integers(1, 12))
 def test_layerpipe2_reads_weights_of_2s_updates_ago(data, ranks, chunks, batches):

@@ -144,6 +144,11 @@ def test_a_violated_precondition_is_one_clear_line(name, p, m, chunks, says):
     assert "\n" not in str(error.value)
 
 
+def test_a_placement_that_is_not_there():
+    with pytest.raises(PipelineError, match="^gpipe: no placement 'v'; take contiguous or .* or bidirectional$"):
+        pipelines.plan(replace(pipelines.policy("gpipe"), placement="v"), 4, 8)
+
+
 @pytest.mark.parametrize("name", ["gpipe", "zb_h1", "zb_v", "modulo_greedy"])
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -180,7 +185,9 @@ def swap(rows, a, b):
     (lambda rows: rows.append("1,main,1B2"), "both 1B2 and 1O2 and 1W2.*count twice", "[1B2]"),
     (lambda rows: rows.remove("1,main,1W2"), r"1W2 \(or 1B2\) is missing", "[1F2]"),
     (lambda rows: rows.remove("1,main,1F2"), "1F2 is missing", "[1O2]"),
-    (lambda rows: rows.append("1,main,1F4"), "1F4 is out of range: micro-batches are 0..3", "[1F4]"),
+    (lambda rows: rows.append("1,main,1F4"),
+     "1F4 is out of range: micro-batches are 0..3 .*; slices or mini-batches: check with the plan's --scheduler",
+     "[1F4]"),
     (lambda rows: rows.append("1,main,3F0"), "3F0 is out of range: stages are 0..2", "[3F0]"),
     (lambda rows: rows.append("7,main,1F0"), "rank that does not exist", "[1F0]"),
     (lambda rows: rows.append("1,main,1U0"),
