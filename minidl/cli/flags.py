@@ -401,8 +401,8 @@ FLAGS: dict[str, Flag] = {
         help="the most live activations on a rank, in units of its whole part of the model"),
     "--table": _switch("simulate:p", help="price all pipeline policies, and mark the best"),
     "--objective": _flag("plan,explain,simulate:cp", None, "makespan|span|period", _told("objective"),
-        default="makespan", help="optimal minimises it"),
-    "--time-limit": _flag("plan,explain,simulate:cp arena:*", number(0), "S", _told("time_limit"), default=60.0,
+        help="what optimal minimises (default: makespan)"),
+    "--time-limit": _flag("plan,explain,simulate:cp arena:*", number(0), "S", _told("time_limit"),
         help="the most seconds for a search by `optimal` (default 60), or an entry of the arena (default 10)"),
     "--alone": _switch("arena:*", help="rank the entries without the published policies"),
     "--k": _flag("train,compare:r plan,explain,simulate:rl", lambda text: None if text == "auto" else whole(0)(text),
@@ -509,7 +509,8 @@ def check_flags(arguments: Any) -> None:
             if not hold(arguments):
                 raise UsageError(f"{name} has no effect here; it goes with "
                                  f"{words if isinstance(words, str) else words()}")
-    for name, other in {"cost": "--costs", "streams": "--streams", "memory_limit": "--memory-limit"}.items():
+    for name, other in {"cost": "--costs", "streams": "--streams", "memory_limit": "--memory-limit", "k": "--k",
+                        "objective": "--objective", "time_limit": "--time-limit", "buckets": "--buckets"}.items():
         if name in dict(arguments.scheduler_arg) and (name == "cost" or other in arguments.given):
             raise UsageError(f"--scheduler-arg {name} has no effect here; use {other}")
     for name in dict(arguments.scheduler_arg):

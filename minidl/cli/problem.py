@@ -24,9 +24,6 @@ from .inputs import costs, scheduler_of
 if TYPE_CHECKING:
     from ..training.recorded import Recorded
 
-#: how ranks share a training -> the flags that are options of its schedulers
-OPTIONS = {"none": (), "data": ("k", "buckets"), "pipeline": ("objective", "time_limit")}
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -51,8 +48,8 @@ def problem(arguments: Any, name: str | None = None, cost: CostModel | None = No
     """The problem of the flags. `name`: another policy; `cost`: replaces the network's; `capped`: whether the cap and
     the limit of a pipeline hold. Raises UsageError, PipelineError or CostError."""
     chosen = scheduler_of(arguments, name)
-    told = chosen.known(**{option: getattr(arguments, option) for option in OPTIONS[chosen.parallel]})
-    options = chosen.known(chunks=arguments.chunks) | dict(arguments.scheduler_arg) | told
+    flags = "chunks", "k", "buckets", "objective", "time_limit"  # which are options of schedulers
+    options = chosen.known(**{name: getattr(arguments, name) for name in flags}) | dict(arguments.scheduler_arg)
     if arguments.subject == "l":
         return _of_layers(arguments, chosen, options)
     if arguments.subject != "s" and not arguments.ranks:

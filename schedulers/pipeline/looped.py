@@ -69,7 +69,7 @@ def groupings(problem: Problem, group: int | None = None) -> dict[str, Placement
     other the number that divides the chunks is searched, and groups that grow (`growing`), unless it is given."""
     p, v = problem.ranks, problem.chunks
     if group is not None or not problem.latency:
-        return {str(group or 1): grouped(p, v, group or 1)}
+        return {str(size := 1 if group is None else group): grouped(p, v, size)}
     sizes = [size for size in range(1, v + 1) if v % size == 0]
     found = {str(size): grouped(p, v, size) for size in sizes}
     return found | {f"growing from {size}": growing(problem, size) for size in sizes[:-1]}

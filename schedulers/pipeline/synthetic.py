@@ -150,9 +150,9 @@ class GivenTimes:
         """The step whose replicas sum each stage's gradients after the last one, on a lane `comm`, before an update.
         Raises Refused for other steps than of whole stages, and PipelineError without bytes or their time."""
         graph, order, time, count = draft.graph, draft.order, self.machine.collective, draft.placement.stages
-        if found.graph is not None or draft.versions is not None or draft.placement.directions > 1:
-            raise Refused(self.chosen.staged.name, "on given times replicas sum gradients of whole stages once in a "
-                          "step, and in one direction", "take another policy, or leave the replicas out")
+        if any(x is not None for x in (found.graph, found.cost, draft.versions)) or draft.placement.directions > 1:
+            raise Refused(self.chosen.staged.name, "on given times replicas sum gradients of the given stages once in "
+                          "a step, in one direction", "take another policy, or leave the replicas out")
         told = np.ravel(self.problem.gradient_bytes)
         if len(told) not in (1, count) or not told.all() or time is None:
             raise PipelineError(

@@ -201,8 +201,16 @@ def test_optimal_says_what_is_proved(capsys):
     for verb in ("plan", "simulate"):
         out = shown(capsys, verb, *shape)
         assert out.splitlines()[-1] == "makespan 10, bound 10: proved"
-        code, record = run_json(capsys, verb, *shape, "--objective", "span")
-        assert (record["objective"], record["bound"], record["proved"]) == ("span", 9, True)
+        for flags in (["--objective", "span"], ["--scheduler-arg", "objective=span"]):
+            code, record = run_json(capsys, verb, *shape, *flags)
+            assert (record["objective"], record["bound"], record["proved"]) == ("span", 9, True)
+
+
+def test_a_scheduler_of_ones_own_keeps_its_defaults(capsys, tmp_path):
+    (tmp_path / "own.py").write_text("from minidl.schedulers.pipeline.flush import gpipe\n"
+                                     "def own(problem, objective='mine', time_limit=2.0):\n"
+                                     "    assert (objective, time_limit) == ('mine', 2.0)\n    return gpipe(problem)\n")
+    run_json(capsys, "plan", "--ranks", "2", "--micro-batches", "2", "--scheduler", f"{tmp_path / 'own.py'}:own")
 
 
 def test_weight_versions_are_part_of_a_stale_plans_check(capsys, tmp_path):

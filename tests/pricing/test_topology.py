@@ -165,8 +165,8 @@ def test_sums_never_shorten_a_step_and_wait_for_a_lane(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "more", "message"), [
-    ("chimera", {}, "on given times replicas sum gradients of whole stages once in a step, and in one direction"),
-    ("pipedream", {}, "of whole stages once"), ("seq1f1b", {}, "of whole stages once"),
+    ("chimera", {}, "on given times replicas sum gradients of the given stages once in a step, in one direction"),
+    ("pipedream", {}, "given stages once"), ("seq1f1b", {}, "given stages once"), ("joint", {}, "given stages once"),
     ("gpipe", {"gradient_bytes": 0}, "gradient_bytes must be above 0, one number or 4"),
     ("gpipe", {"gradient_bytes": [1, 2]}, "one number or 4")])
 def test_what_replicas_cannot_sum_is_one_line(name: str, more: dict[str, Any], message: str) -> None:
