@@ -412,7 +412,7 @@ FLAGS: dict[str, Flag] = {
         help="N buckets with equal numbers of layers (default: 2 on given times; for a network, buckets of 25 MB)"),
     "--slow": _flag("train,compare,plan:r", slow_rank, "RANK=FACTOR", _told("slow"), action="append",
         help="this rank is FACTOR times slower on the simulated clock, as in 0=4; may be repeated"),
-    "--parts": _flag("plan,explain,simulate:l", whole(1, 1 << 16), "N", _told("part_bytes", "data"), default=8,
+    "--parts": _flag("plan,explain,simulate:l", whole(1, 1 << 10), "N", _told("part_bytes", "data"), default=8,
         help="parts into which a layer's gradient is cut, on given times"),
     "--comm": _flag("plan,explain,simulate:l", numbers, "C0,C1,..",
         help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),

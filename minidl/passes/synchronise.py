@@ -20,6 +20,7 @@ from .draft import Draft, Edit, Sums
 from .rewrite import gradients, sums
 
 SUMS = "sums over ranks"  #: for messages
+PARTS = 1 << 10  #: the most parts of a sum
 CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: the launch of each kind
 
 
@@ -97,8 +98,7 @@ def summed_by_all(draft: Draft) -> Draft:
     if np.isin(draft.graph.kind, [*CALLS]).any():
         raise Refused(SUMS, "the graph is synchronised already", "leave the sums to the policy")
     draft = norms_apart(draft)
-    graph = draft.graph
-    spent = gradients(graph)
+    graph, spent = draft.graph, gradients(draft.graph)
     if not spent:
         raise Refused(SUMS, "the step updates nothing, so there is nothing to synchronise", "record the update too")
 
@@ -155,7 +155,10 @@ def _cut(graph: TaskGraph, group: int, members: list[tuple[int, int]], part_byte
     width = {b: np.dtype(v.dtype).itemsize if v else 1 for b, v in views.items()}
     size = [int(graph.buffer_bytes[b]) for _, b in members]
     total = sum(size)
-    parts = max(1, -(-total // part_bytes)) if part_bytes else 1
+    if part_bytes is not None and part_bytes < (least := max(1, -(-total // PARTS))):
+        raise Refused(SUMS, f"part_bytes is {part_bytes}, but {total:,} bytes of gradients have at most {PARTS} parts",
+                      f"give part_bytes={least} or more")
+    parts = 1 if part_bytes is None else max(1, -(-total // part_bytes))
     bounds = [total * i // parts for i in range(parts + 1)]
     pieces, start = [], 0
     for (_, b), nbytes in zip(members, size, strict=True):

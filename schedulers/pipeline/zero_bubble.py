@@ -5,8 +5,6 @@ O goes first because the rank below waits for it; W fills the time in which noth
 
 from __future__ import annotations
 
-from math import ceil
-
 from ...core.machine import shorten
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
@@ -35,7 +33,8 @@ def zb_h2(problem: Problem, *, hop: float = 0.0) -> Schedule:
     if not 0 <= hop <= MOST_HOP:
         raise PipelineError(f"zb_h2: hop is {shorten(hop)}; it must be a latency in times of a forward, from 0 to "
                             f"{MOST_HOP}")
-    trip = [s * ceil(2 * (1 + hop) - 1e-9) for s in range(problem.ranks)]  # over s links and back, in forwards
+    there_and_back = int(3 + 2 * hop - 1e-9)  # over a link, in forwards, rounded up
+    trip = [s * there_and_back for s in range(problem.ranks)]
     if trip[-1] >= problem.micro_batches:
         raise PipelineError(f"zb_h2: hop {hop:g} needs at least {1 + trip[-1]} micro-batches for {problem.ranks} "
                             f"ranks, not {problem.micro_batches}")

@@ -31,6 +31,10 @@ SLICED = ["plan", "--model", "gpt", "--model-arg", "preset=tiny", "--data", "pyd
     ([*TRAIN, "acco", "--micro-batches", "3", "--batch-size", "24"],
      "acco: a step of 3 micro-batches has no halves; give an even --micro-batches"),
     ([*TRAIN, "acco"], "acco: a step of 1 micro-batch has no halves; give an even --micro-batches"),
+    *(([*TRAIN, "priority", "--model", "mlp", "--scheduler-arg", f"part_bytes={n}"],
+       f"part_bytes is {n}, but 66,560 bytes of gradients have at most 1024 parts; give part_bytes=65 or more")
+      for n in (-1, 0, 64)),
+    ([*DATA, "priority", "--parts", "1025", *TIMES], "at most 1024"),
     ([*ALONE, "partime", "--scheduler-arg", "stages=9"], "blocks to cut between"),
     ([*ALONE, "partime", "--scheduler-arg", "stages=0"], "at least 1 stage"),
     ([*ALONE, "partime", "--micro-batches", "2"], "take --micro-batches 1"),
