@@ -154,7 +154,7 @@ class CostModel:
         if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
             raise CostError(f"analytic costs need {min(missing)} in `kinds`")
         for pair in self.links:
-            if not _PAIR.fullmatch(pair):
+            if not _PAIR.fullmatch(str(pair)):
                 raise CostError(f"{shorten(pair)} does not name a link; expected two ranks, as in 0->1")
         for pair, link in {"": self.link, "the copies": self.far or Link(), **self.links}.items():
             where = f" of {pair}" if pair else ""

@@ -37,8 +37,8 @@ class Pipeline:
     """A pipeline on given times: `minidl.plan` takes one in place of a recorded graph.
 
     A number is the time of a rank, shared by its chunks; a sequence has one time for each stage. `latency` and
-    `bandwidth`: of links; `message_bytes`: of each activation or gradient on a link; `links`: exceptions, by pairs of
-    ranks. `gradient_bytes`: of each stage, or of all alike, which the machine's replicas sum before an update.
+    `bandwidth`: of links; `message_bytes`: of each activation or gradient on a link; `links`: exceptions, by ranks
+    (`0->1`). `gradient_bytes`: of each stage, or of all alike, which the machine's replicas sum before an update.
     `exchange`: of a stage's experts in a forward, and as long in an output gradient: tokens to them and back. A rank
     waits for it, but while the other task of a pair computes. Raises PipelineError for numbers that no pipeline has.
     """

@@ -43,7 +43,7 @@ def planned(what: str, cost: Any, limit: int | None, make: Callable[[int | None]
         return make(limit)
     whole = make(None)
     there = whole.choices.moves  # of a saved order
-    if max(whole.peak_bytes) <= limit if limit is not None else there and there.what == what:
+    if max(whole.peak_bytes, default=np.inf) <= limit if limit is not None else there and there.what == what:
         return whole.with_known(limit=limit)
     if there:
         raise PlanError(f"offload: {whole.scheduler} already offloads {there.what}; leave --offload out, or give the "
@@ -60,7 +60,7 @@ def offloading(whole: Plan, cost: CostModel) -> Callable[[str, int | None], Plan
         return moved(whole, cost, None, Moves(what, window, most))
 
     def best(what: str, limit: int | None) -> Plan:
-        found, refused, least, peak = list[Plan](), list[Refused](), list[int](), max(whole.peak_bytes)
+        found, refused, least, peak = list[Plan](), list[Refused](), list[int](), max(whole.peak_bytes, default=0)
         most = 1  # with a wider window memory is away for less time, so that no fewer must leave
         for window in WINDOWS:
             try:

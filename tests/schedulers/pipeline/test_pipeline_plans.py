@@ -11,12 +11,13 @@ from helpers import drawn
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import minidl as ml
 from minidl.core.graph import Role
 from minidl.core.machine import PlanError
 from minidl.core.schedule import Schedule, ScheduleError
 from minidl.core.tasks import Kind, pack, task_name, unpack
 from minidl.passes.messages import check_rendezvous
-from minidl.pricing.cost import CostModel
+from minidl.pricing.cost import CostError, CostModel
 from minidl.pricing.simulation import simulate, times
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, refine, v_shape
@@ -142,6 +143,21 @@ def test_a_violated_precondition_is_one_clear_line(name, p, m, chunks, says):
     with pytest.raises((PipelineError, PlanError), match=says) as error:
         pipelines.plan(name, p, m, chunks=chunks)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+@pytest.mark.parametrize("choice", [{"offload": "all"}, {"recompute": "all"}, {"split": 2}])
+def test_given_times_have_nothing_to_choose_beside_the_order(choice, limit):
+    with pytest.raises(PlanError, match=f"^{next(iter(choice))} needs a recorded step: tasks on given times have no "):
+        ml.plan(ml.Pipeline(4), "gpipe", machine=ml.Machine(2, limit), **choice)
+
+
+def test_a_link_has_a_name_of_two_ranks():
+    for pair in ("0>1", (0, 1), "0->-1"):
+        with pytest.raises(CostError, match="does not name a link; expected two ranks, as in 0->1"):
+            ml.plan(ml.Pipeline(4, links={pair: ml.Link(5.0)}), "gpipe", machine=ml.Machine(2))
+    link = ml.plan(ml.Pipeline(4, links={"0->1": ml.Link(5.0)}), "gpipe", machine=ml.Machine(2))
+    assert link.timeline.makespan == 20
 
 
 def test_a_placement_that_is_not_there():
