@@ -503,8 +503,7 @@ class Clocks(Columns):
 
     def ordered(self, before: Any, after: Any) -> Any:
         """Whether task(s) `before` have surely ended when task(s) `after` start; true for edges between ranks."""
-        known = self.clock[after, self.column[before]] > self.place[before]
-        return known | (self.rank[before] != self.rank[after])
+        return (self.clock[after, self.column[before]] > self.place[before]) | (self.rank[before] != self.rank[after])
 
 
 class _Actions:

@@ -243,8 +243,7 @@ def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
     order = np.lexsort((-place[writer], place[reader], link))  # a reader waits for its last message of a link
     made, first = place[writer][order], np.append(True, np.diff(link[order]) > 0)
     so_far = np.maximum.accumulate(made + link[order] * len(graph))  # each link by itself
-    awaited = first | np.append(True, so_far[1:] > so_far[:-1])
-    return sends + int(awaited.sum())
+    return sends + int((first | np.append(True, so_far[1:] > so_far[:-1])).sum())
 
 
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
