@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.enable()  # `minidl.__main__` has disabled it
             if alone and arguments.device == "cpu":  # CUDA's driver reserves much address space
                 machine.bound()
+            show.check_outputs(arguments)
             code = int(arguments.verb(arguments) or 0)
         interrupts.check()
         return code

@@ -26,7 +26,6 @@ The exit code is 1 if an entry that is named has no valid order on a problem."""
 
 def run(arguments: Any) -> int:
     """Prints the board; returns 1 if an entry that was named has no valid order on a problem. Raises ArenaError."""
-    show.check_outputs(arguments)
     tasks, names = games.read(arguments.problems), list(dict.fromkeys(arguments.entries))
     for name in names:
         if ":" not in name and not name.endswith(".csv") and name not in SCHEDULERS:

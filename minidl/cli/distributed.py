@@ -87,7 +87,7 @@ def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
                                       for rank in range(grid.size)]
     for recorded in own[0]:
         _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
-    show.notes(recordings[0].remarks)
+    show.note(*recordings[0].remarks)
     title = f"training {first.model}{'' if alone else f' on {grid.size} ranks'} under {len(arms)} schedules"
 
     def part(communicator: Communicator | None) -> list[tuple[Trainer, Timeline | None]]:
@@ -103,7 +103,7 @@ def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
                 known[tasks], measured = _measured(told, recorded, communicator)
                 links = links or measured
             trainers.append(_trainer(arm, recorded, communicator, known[tasks], links))
-            show.notes(trainers[-1].plan.remarks if rank == 0 else ())
+            show.note(*trainers[-1].plan.remarks if rank == 0 else ())
         steps = steps_of(first, trainers[0].recorded)
         with show.progress(title, steps) if rank == 0 else nullcontext() as done:
             interleaved(trainers, steps, done)
@@ -162,7 +162,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
             "the checkpoint's step": saved and saved.step}
 
     arguments, recorded, saved, log = agree(communicator, prepare)
-    show.notes(recorded.remarks if first else ())
+    show.note(*recorded.remarks if first else ())
     if communicator.own_process and arguments.device == "cpu":
         hold_to_cores(communicator)
     summing = transport(arguments.transport, communicator, recorded.device)

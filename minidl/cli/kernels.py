@@ -29,7 +29,7 @@ def run(arguments: Any) -> int:
         return _list(arguments, known)
     if arguments.name not in known and arguments.name not in KERNELS:
         raise UsageError(f"unknown kernel or family {arguments.name[:60]!r}; "
-                         f"{nearest(arguments.name, [*known, *KERNELS])}")
+                         f"{nearest(arguments.name, [*{**known, **KERNELS}])}")
     wanted = known.get(arguments.name, [arguments.name])
     names = [name for name in wanted if name in EXAMPLES]
     if not names:

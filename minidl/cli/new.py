@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,11 @@ def new(arguments: Any) -> int:
     if arguments.kind not in USES:
         raise UsageError(f"unknown kind {arguments.kind[:60]!r}; {nearest(arguments.kind, list(USES))}")
     files = {folder / path.name.removesuffix(".txt"): path for path in sorted((TEMPLATES / arguments.kind).iterdir())}
-    for path in files:
-        if path.exists():
-            raise UsageError(f"{path} is there already; give another folder")
+    if there := [path for path in files if path.exists()]:
+        raise UsageError(f"{there[0]} is there already; give another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
         write_atomic(str(path), template.read_text(encoding="utf-8"))
     record = {"kind": arguments.kind, "files": [str(path) for path in files], "use": USES[arguments.kind]}
-    return show.emit(arguments, record, "\n".join([*record["files"], "", f"cd {folder}", "python -m pytest -q",
-                                                   USES[arguments.kind]]))
+    return show.emit(arguments, record, "\n".join([*record["files"], "", f"cd {shlex.quote(str(folder))}",
+                                                   "python -m pytest -q", USES[arguments.kind]]))

@@ -125,10 +125,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments = _parsed(parser, argv or ["--help"])
     given, path = _names(argv), arguments.config
     if path:
-        told = _config(path, arguments.parser)
-        if given & {"--steps", "--epochs"}:  # only one of them counts, and the command line overrides
-            told = [word for word in told if not word.startswith(("--steps=", "--epochs="))]
         try:
+            told = _config(path, arguments.parser)
+            if given & {"--steps", "--epochs"}:  # only one of them counts, and the command line overrides
+                told = [word for word in told if not word.startswith(("--steps=", "--epochs="))]
             arguments = _parsed(parser, [argv[0], *told, *argv[1:]])
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
@@ -157,7 +157,7 @@ def _names(words: Sequence[str]) -> set[str]:
 
 
 def _config(path: str, parser: argparse.ArgumentParser) -> list[str]:
-    """The flags of a TOML file as words of a command. Raises UsageError that names the key."""
+    """The flags of a TOML file as words of a command. Raises UsageError that names the key, not the file."""
     import tomllib
 
     from ..system.files import read_text
@@ -165,14 +165,17 @@ def _config(path: str, parser: argparse.ArgumentParser) -> list[str]:
     try:
         content = tomllib.loads(read_text(path, "config"))
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {' '.join(str(error).split())[:200]}") from None
+        raise UsageError(" ".join(str(error).split())[:200]) from None
     except (RecursionError, OverflowError):
-        raise UsageError(f"{path}: nested too deeply, or a number too large") from None
-    actions = {o.removeprefix("--"): a for a in parser._actions for o in a.option_strings if o.startswith("--")}
+        raise UsageError("nested too deeply, or a number too large") from None
+    actions = {o.removeprefix("--"): a for a in parser._actions for o in a.option_strings
+               if o.startswith("--") and o not in ("--config", "--help")}
     words = list[str]()
     for key, value in content.items():
-        if key not in actions or key in ("config", "help"):
-            raise UsageError(f"{path}: unknown flag {key!r}; {nearest(key, sorted(actions))}")
+        if key not in actions:
+            if key != "config" and f"--{key}" in FLAGS:
+                parser.error(f"unrecognized arguments: --{key}")
+            raise UsageError(f"unknown flag {key!r}; {nearest(key, sorted(actions))}")
         if isinstance(value, bool) and actions[key].nargs in (0, "?"):
             words += [f"--{key}"] if value else []
         elif isinstance(value, dict):  # such as [model-arg]

@@ -36,9 +36,11 @@ from .problem import Problem, given, problem
 
 
 def planned(arguments: Any) -> Plan:
-    """The proved plan for the flags."""
+    """The proved plan for the flags. Prints its remarks."""
     asked, names = problem(arguments), named(arguments)
-    return asked.plan() if len(names) == 1 else _fastest(asked, names)
+    made = asked.plan() if len(names) == 1 else _fastest(asked, names)
+    show.note(*made.remarks)
+    return made
 
 
 def _fastest(asked: Problem, names: Sequence[str]) -> Plan:
@@ -65,11 +67,9 @@ def _fastest(asked: Problem, names: Sequence[str]) -> Plan:
 @paused
 def plan(arguments: Any) -> int:
     """Schedules a step and prints its cost."""
-    show.check_outputs(arguments)
     if arguments.curve:
         return curves.show_curve(arguments)
     made = planned(arguments)
-    show.notes(made.remarks)
     if arguments.save and arguments.format == "torch":
         if not isinstance(made, PipelinePlan):
             raise UsageError("--format torch is the grid of a pipeline; give --parallel pipeline or --ranks")
@@ -104,7 +104,7 @@ def check(arguments: Any) -> int:
     the culprit marked in its grid. Raises ScheduleError for a file that is not a plan."""
     order = given(arguments)
     assert isinstance(order.scheduler.function, Schedule)
-    show.notes(slips(order.scheduler.function))
+    show.note(*slips(order.scheduler.function))
     try:
         made = order.plan()
     except (ScheduleError, MemoryLimitError) as error:
@@ -131,9 +131,7 @@ def check(arguments: Any) -> int:
 def explain(arguments: Any) -> int:
     """Prints when a task may start and must end, and the tasks on both ends of its edges; without a task, which waits
     the order alone makes."""
-    show.check_outputs(arguments)
     made = planned(arguments)
-    show.notes(made.remarks)
     graph, schedule, _ = made.priced
     found = (explain_task(graph, schedule, made.cost, _as_planned(graph, arguments.task)) if arguments.task
              else false_waits(graph, schedule, made.cost))
@@ -167,13 +165,11 @@ def _as_planned(graph: TaskGraph, name: str) -> str:
 
 def simulate(arguments: Any) -> int:
     """Prices a model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
-    show.check_outputs(arguments)
     if arguments.table:
         return pipeline.table(arguments)
     made = planned(arguments)
     if isinstance(made, PipelinePlan):
         made = beside(arguments, made)
-    show.notes(made.remarks)
     found = _figures(arguments, made)
     varies = made.chosen_sums or getattr(made, "hint", None) is not None or arguments.loads is not None
     if varies and found is not None:

@@ -17,7 +17,6 @@ HEADS = {"F": "forward", "O": "input grad", "W": "weight grad", "B": "both in on
 
 def profile(arguments: Any) -> int:
     """Prints the costs of each stage, and writes them with --save-costs."""
-    show.check_outputs(arguments)
     make, asked = function_of(arguments.network), arguments.stages
     with users_code(), show.progress("measuring", 1.0) as done:
         network = network_of(make(), arguments.device)

@@ -21,14 +21,13 @@ from .flags import UsageError
 
 def run(arguments: Any) -> int:
     """Prints busy time, waits, transfers and the critical path of the traces, and how another trace differs."""
-    show.check_outputs(arguments)
     if any(map(os.path.isdir, arguments.traces)):
         return _of_standstill(arguments)
     timelines = [_read(arguments.traces)]
     if arguments.against:
         timelines.append(_read([arguments.against], timelines[0].labels))
     notes = [show.line(note) for t in timelines for note in t.meta.get("notes", ())]
-    show.notes(notes)
+    show.note(*notes)
     text = "\n\n".join(t.report(show.width()) for t in timelines)
     if len(timelines) > 1:
         text += f"\n\n{compare(*timelines)}"
@@ -55,7 +54,7 @@ def _of_standstill(arguments: Any) -> int:
         raise UsageError("a folder of --patience is read alone: minidl report DIR [--json]")
     found = standstill.read(arguments.traces[0])
     notes = [show.line(note) for note in found.notes]
-    show.notes(notes)
+    show.note(*notes)
     record = {"run": found.first.run, "command": found.first.command, "ranks": found.first.ranks,
               "verdict": asdict(standstill.verdict(found)), "silent": found.silent, "notes": notes,
               "states": [asdict(found.states[rank]) for rank in sorted(found.states)]}

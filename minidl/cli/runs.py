@@ -41,7 +41,7 @@ from .machine import versions
 REPEATED = ("momentum", "weight_decay", "clip", "dither", "newton", "backward", "sweeps", "block", "feed",
             "lr_schedule", "warmup", "rates_by_delay")
 #: flags of the schedule, which a checkpoint keeps until --scheduler makes another one
-OF_THE_SCHEDULE = ("recompute", "offload", "split", "scheduler_arg", "streams", "pairs")
+OF_THE_SCHEDULE = ("recompute", "offload", "split", "scheduler_arg", "streams", "pairs", "group_weights", "side_sms")
 #: settings that say in which order a step adds up its gradients
 SUMS = {"groups": "sums over parts of the micro-batches", "slices": "slices of each sequence"}
 HERE = ("root", "device", "workers", "scaling_from")  #: settings of one machine, which a checkpoint does not have

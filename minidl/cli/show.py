@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,8 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str], 
 
 
 def check_outputs(arguments: Any) -> None:
-    """Checks before the work that every output file can be written. Raises FileError or ValueError."""
+    """Checks before the work that every output file can be written, by one flag. Raises FileError or ValueError."""
+    flag_of = dict[str, str]()
     for flag in ("save", "svg", "html", "trace", "save_costs", "log_versions", "log_order", "log"):
         if path := getattr(arguments, flag):
             from ..core.trace import check_path
@@ -50,6 +51,9 @@ def check_outputs(arguments: Any) -> None:
                 path = os.path.join(path, f"plan{CHAKRA}")
                 os.makedirs(arguments.save, exist_ok=True)
             check_writable(path)
+            if (other := flag_of.setdefault(os.path.realpath(path), flag)) != flag and path != os.devnull:
+                both = f"--{other} and --{flag}".replace("_", "-")
+                raise ValueError(f"{path}: {both} would write the same file; give two")
     if arguments.status:
         from ..training.status import Target
 
@@ -76,8 +80,9 @@ def write_page(arguments: Any, record: Any, plans: Sequence[Shown], task: str = 
     write_atomic(arguments.html, page(title, record, plans, command=arguments.line, task=task, curves=curves))
 
 
-def note(line: str) -> None:
-    print(line, file=sys.stderr)
+def note(*lines: str) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def reason(error: BaseException) -> str:
@@ -103,11 +108,6 @@ def line(text: str) -> str:
     """Text that may come from a file, as one line of limited length without control characters."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
     return text if len(text) < 1000 else f"{text} ..."
-
-
-def notes(lines: Iterable[str]) -> None:
-    for line in lines:
-        note(line)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import schedulers
 from ..core.schedule import Schedule, ScheduleError
+from ..plans.memory import MemoryLimitError
 from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
 from ..system import interrupts, launcher
@@ -38,18 +39,17 @@ def train(arguments: Any) -> int:
         return (distributed.train_in_one_process(arguments) if arguments.ranks is not None
                 else distributed.train(lambda: arguments))
     scheduler_of(arguments)
-    show.check_outputs(arguments)
     found = runs.begun(arguments)
     kept = found is not None and found.schedule is not None and "--scheduler" not in arguments.given
     task = job(arguments, found.scheduler if found is not None and kept else None)
     recorded = Recorded(task)
-    show.notes(recorded.remarks)
+    show.note(*recorded.remarks)
     _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
     with runs.claimed(arguments):
         cost = costs(arguments, recorded)
         saved = runs.resumed(arguments, recorded) if arguments.resume else None
         trainer = _trainer(arguments, recorded, cost, saved.schedule if saved is not None and kept else None)
-        show.notes(trainer.plan.remarks)
+        show.note(*trainer.plan.remarks)
         return runs.complete(arguments, trainer, f"training {task.model}", saved)
 
 
@@ -61,18 +61,17 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
         return Trainer(recorded, cost, trace=bool(arguments.trace or arguments.html), schedule=schedule,
                        replays=None if log is None else lambda graph: Replayed(graph, log, arguments.replay),
                        at_once=arguments.steps_per_launch or 1)
-    except ScheduleError as error:
+    except (ScheduleError, MemoryLimitError) as error:
         if schedule is None:
             raise
         raise UsageError(f"the schedule in {arguments.checkpoint} is not for the step of these flags "
-                         f"({error.message}); give --scheduler to make a new one") from None
+                         f"({str(error).splitlines()[0]}); give --scheduler to make a new one") from None
 
 
 def compare(arguments: Any) -> int:
     """Runs the same training under several schedules, from one seed, with interleaved steps. Returns 1 if the bits
     differ although they must be equal."""
     arguments.model = arguments.model or USUAL
-    show.check_outputs(arguments)
     names = named(arguments)
     if not all(names):
         raise UsageError(f"--schedulers {arguments.schedulers}: a name between the commas is empty")

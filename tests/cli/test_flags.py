@@ -115,7 +115,10 @@ def test_steps_on_the_command_line_win_over_epochs_in_the_file_and_two_in_one_pl
     config.write_text("epochs = 3\nsteps = 2\n")
     assert "--epochs" in refusal(capsys, "train", *SMALL, "--config", str(config))
     config.write_text("lr = 0.5\n")
-    assert "lr" in refusal(capsys, "plan", *SMALL, "--config", str(config))
+    said = refusal(capsys, "plan", *SMALL, "--config", str(config))
+    assert said == f"minidl: {config}: --lr has no effect on `minidl plan`; it is for train, compare\n"
+    config.write_text("config = 'other.toml'\n")
+    assert "similar names: config" not in refusal(capsys, "plan", *SMALL, "--config", str(config))
 
 
 @pytest.mark.parametrize("value", ["True", "true", "False", "false"])

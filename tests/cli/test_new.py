@@ -45,6 +45,11 @@ def test_what_it_writes_is_as_tidy_as_the_rest(kind, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+def test_the_commands_that_it_says_can_be_typed(tmp_path, capsys):
+    assert main(["new", "op", str(tmp_path / "my ops")]) == 0
+    assert f"\ncd '{tmp_path}/my ops'\n" in capsys.readouterr().out
+
+
 def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "test_my_op.py").write_text("mine")
     assert "is there already; give another folder" in refusal(capsys, "new", "op", str(tmp_path))

@@ -19,6 +19,7 @@ FLAGS: dict[str, list[Any]] = {
     "--recompute": ["none", "all", "sqrt", "0"], "--offload": ["none", "activations", "states", "all"],
     "--split": ["none", 2, 3, "auto"], "--memory-limit": ["14kB", "16kB", "1MB"], "--streams": [2, 3],
     "--scheduler": ["multi_stream", "multi_region", "in_order"], "--pairs": ["none", "estimated"],
+    "--group-weights": [2, "auto"],
     "--scheduler-arg": ["crossing=False", "map=densenet121"], "--offload-to": ["FOLDER/far"],
     "--micro-batches": [2], "--optimizer": ["adam", "adamw"], "--momentum": [0.5], "--clip": [0.1],
     "--weight-decay": [0.01], "--lr": [0.03], "--dither": [1], "--backward": ["jacobi"], "--sweeps": [1],
@@ -33,7 +34,7 @@ SCHEDULERS = {"ranks": ["barrier", "buckets"], "a pipeline": ["gpipe", "zb_h1"]}
 
 def drawn(subject: str, random: np.random.Generator, folder: Path) -> list[str]:
     """A command's flags, half a dozen of them from those that matter."""
-    names = [name for name in FLAGS if random.random() < (0.3 if name in [*FLAGS][:9] else 0.1)]
+    names = [name for name in FLAGS if random.random() < (0.3 if name in [*FLAGS][:10] else 0.1)]
     values = FLAGS | ({"--scheduler": SCHEDULERS[subject]} if subject in SCHEDULERS else {})
     pairs = [(name, str(random.choice(np.array(values[name], str)))) for name in names]
     return [*SMALL, *SUBJECTS[subject], *(word.replace("FOLDER", str(folder)) for pair in pairs for word in pair)]
@@ -74,6 +75,18 @@ def test_another_value_is_named_beside_the_first(subject: str, first: list[str],
     assert says in refusal(capsys, *command, *other, "--steps", "2", "--resume")
     again = run_json(capsys, *command, *first, "--steps", "2", "--resume")
     assert again[0] == 0
+
+
+def test_a_schedule_that_goes_on_keeps_its_groups_and_its_memory(capsys: Any, tmp_path: Path) -> None:
+    """Other groups were not made, and not refused; a smaller limit was said to be too small for every schedule."""
+    command = ["train", *SMALL, "--checkpoint", str(tmp_path / "run")]
+    assert run(capsys, *command, "--steps", "1")[0] == 0
+    assert ("was made with --group-weights 1, and goes on so; with --group-weights 2 it needs a new schedule: give "
+            "--scheduler too") in refusal(capsys, *command, "--group-weights", "2", "--steps", "2", "--resume")
+    said = refusal(capsys, *command, "--memory-limit", "16kB", "--steps", "2", "--resume")
+    assert "more than the limit of 16,000); give --scheduler to make a new one" in said
+    command += ["--memory-limit", "16kB", "--resume", "--scheduler", "in_order"]
+    assert run(capsys, *command, "--steps", "2")[0] == 0
 
 
 def test_what_changes_the_bits_on_ranks_is_given_again(capsys: Any, tmp_path: Path) -> None:
