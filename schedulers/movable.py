@@ -177,7 +177,7 @@ class Step:
         """The times of each task in a repeated step. Raises ScheduleError if streams wait for each other for ever."""
         delayed, lanes = frozenset(order.delayed), Lanes.of_tasks(list(order.lanes.values()))
         if delayed not in self._clocks:
-            clock = Clock.of(self.graph, self.cost, lanes)
+            clock = replace(Clock.of(self.graph, self.cost, lanes), far=np.zeros(1))  # one rank, so no edge has a link
             self._clocks[delayed] = replace(clock, preds=Rows.of(self.preds(delayed))) if delayed else clock
         return self._clocks[delayed].run(lanes)
 

@@ -22,6 +22,7 @@ from minidl.passes.boundary import cross_boundary, late_tasks, must_stay
 from minidl.plans.memory import MemoryLimitError
 from minidl.plans.program import lower
 from minidl.pricing.corun import CoRun
+from minidl.pricing.cost import Link
 from minidl.pricing.simulation import Clock, Lanes
 from minidl.runtime.checking import random_schedule
 from minidl.schedulers.exhaustive import shortest
@@ -261,6 +262,15 @@ def test_by_measured_costs_late_tasks_must_save_more_than_a_margin() -> None:
         assert bool(sizes[1]) == (late < prompt / (1 + MARGIN))
         undone += sizes[0] > sizes[1]
     assert undone
+
+
+@pytest.mark.parametrize("link", [Link(5.0, 1e3), Link(0.0, 2.0), Link(5.0, None, core=True)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_link_changes_nothing_on_one_rank(link: Link, seed: int) -> None:
+    """Costs of a machine may have the link of its ranks as well; an order with late tasks could not be priced."""
+    graph, cost = network(5), replace(random_costs(seed, 5), wake=0.1, doze=1.0, spin=1.0)
+    alone, linked = (ml.plan(graph, "multi_region", c) for c in (cost, replace(cost, link=link)))
+    assert (linked.schedule.to_csv(), linked.step) == (alone.schedule.to_csv(), alone.step)
 
 
 def test_graphs_with_nothing_to_move() -> None:
