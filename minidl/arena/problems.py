@@ -52,13 +52,13 @@ class Task:
         try:
             self.machine, self.pipeline  # noqa: B018 (they check their numbers)
             for name in NUMBERS:
-                times = np.asarray(getattr(self, name), np.float64)
-                if times.ndim > 1 or not (np.isfinite(times) & (times > 0)).all():
+                times = np.asarray(getattr(self, name))  # not of float64, which makes numbers of text
+                if times.dtype.kind not in "if" or times.ndim > 1 or not (np.isfinite(times) & (times > 0)).all():
                     raise PipelineError(f"{name} must be a positive number, or a list of them")
             if not (isinstance(self.latency, int | float) and 0 <= self.latency < np.inf):
                 raise PipelineError("latency must be a number of at least 0")
-            if not isinstance(self.optimum, dict):
-                raise PipelineError('optimum must be an object, as in {"makespan": 27}')
+            if not (isinstance(self.optimum, dict) and all(isinstance(x, int | float) for x in self.optimum.values())):
+                raise PipelineError('optimum must be an object of numbers, as in {"makespan": 27}')
             if 3 * self.ranks * self.micro_batches > MOST_TASKS:
                 raise PipelineError(f"{self.ranks} ranks and {self.micro_batches} micro-batches have more than "
                                     f"{MOST_TASKS:,} tasks")

@@ -277,7 +277,10 @@ def test_the_optima_are_proved(task):
     ({"name": "a", "ranks": 0, "micro_batches": 2}, "problem 'a': ranks is 0"),
     ({"name": "a", "ranks": 2, "micro_batches": "x"}, "micro-batches is 'x'"),
     ({"name": "a", "ranks": 2, "micro_batches": 2, "forward": -1}, "forward must be a positive number"),
-    ({"name": "a", "ranks": 2, "micro_batches": 2, "forward": "fast"}, "could not convert"),
+    *(({"name": "a", "ranks": 2, "micro_batches": 2, "forward": time}, "forward must be a positive number, or a list")
+      for time in ("fast", "1", ["1", 2], True, None, [[1, 2]])),
+    *(({"name": "a", "ranks": 2, "micro_batches": 2, "optimum": best}, "optimum must be an object of numbers")
+      for best in (27, {"makespan": "27"}, {"makespan": None})),
     ({"name": "a", "ranks": 2, "micro_batches": 2, "latency": None}, "latency must be a number"),
     ({"name": "a", "ranks": 2, "micro_batches": 2, "activation_cap": "x"}, "activation_cap is 'x'"),
     ({"name": "a", "ranks": 60_000, "micro_batches": 60_000}, "have more than 100,000 tasks"),
