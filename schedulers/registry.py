@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, get_args
 
 from ..core.machine import PlanError, shorten
@@ -203,23 +204,21 @@ def names(parallel: str, exact: bool = False) -> list[str]:
 def find(name: str, parallel: str | None = None) -> Scheduler:
     """The scheduler of this name; `parallel`: of this kind. Raises ValueError, with similar names, if unknown."""
     if ":" in name:
-        own = of_function(name, function_of(name), parallel)
-        if parallel is not None and own.parallel != parallel:
-            raise PlanError(f"scheduler {name} is {KINDS[own.parallel]}, not {KINDS[parallel]}")
-        return own
-    if name.endswith(".csv"):
+        found = of_function(name, function_of(name), parallel)
+    elif name.endswith(".csv"):
         schedule = pipeline.read_file(name)
-        return Scheduler(name, parallel or kind_of(schedule), schedule, pairs=PAIRS in schedule.notes)
-    needs_function(name)
-    found = SCHEDULERS.get(name)
-    if found is None:
+        found = Scheduler(name, kind_of(schedule, parallel or "none"), schedule, pairs=PAIRS in schedule.notes)
+    elif name in SCHEDULERS:
+        found = SCHEDULERS[name]
+    else:
+        needs_function(name)
         known = names(parallel) if parallel else list(SCHEDULERS)
-        near = difflib.get_close_matches(name, known, 3, 0.3) or known
-        raise PlanError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; "
-                         f"similar names: {', '.join(near)}")
-    if parallel is not None and found.parallel != parallel:
-        raise PlanError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; use one of: "
-                         f"{', '.join(names(parallel))}")
+        near = ("the name of a plan's file ends in .csv" if Path(name).is_file() else
+                f"similar names: {', '.join(difflib.get_close_matches(name, known, 3, 0.3) or known)}")
+        raise PlanError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; {near}")
+    if parallel not in (None, found.parallel):
+        other = f"give --parallel {found.parallel}" if found.own else f"use one of: {', '.join(names(parallel))}"
+        raise PlanError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; {other}")
     return found
 
 
@@ -253,7 +252,7 @@ def scheduler_of(policy: Any, options: Mapping[str, Any], times: bool = False) -
     return chosen
 
 
-def blamed(chosen: Scheduler, error: Exception) -> Exception:
+def blamed(chosen: Scheduler, error: BaseException) -> BaseException:
     """An error in a user's policy as a PlanError that names it and the line; any other one as it is."""
     where = line_of(error)
     clear = isinstance(error, PipelineError) or (isinstance(error, PlanError) and not where)

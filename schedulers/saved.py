@@ -54,9 +54,9 @@ def policy_notes(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     return {POLICY: name} | ({OPTIONS: _text(options)} if options else {})
 
 
-def kind_of(schedule: Schedule) -> str:
-    """How training is spread over ranks by this order: "pipeline", "data" or, if its notes do not say, "none"."""
-    return "pipeline" if CUT in schedule.notes else "data" if SUMS in schedule.notes else "none"
+def kind_of(schedule: Schedule, other: str = "none") -> str:
+    """How training is spread over ranks by this order: "pipeline", "data" or, if its notes do not say, the `other`."""
+    return "pipeline" if CUT in schedule.notes else "data" if SUMS in schedule.notes else other
 
 
 def options_in(notes: Mapping[str, str]) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def cut_in(schedule: Schedule, graph: TaskGraph) -> Ints | None:
     units = _computing(graph)
     if len(found) != len(units):
         under = schedule.notes.get(POLICY)
-        raise ScheduleError(f"the plan's {CUT!r} has {len(found)} of them, but the network has {len(units)}; "
-                            + (f"give --scheduler {under[:40]}" if under else "is it the plan of another network?"))
+        raise ScheduleError(f"the plan's {CUT!r} has {len(found)} of them, but the network has {len(units)}; " + (
+            f"give --scheduler {under[:40]}" if under else "is it of another network or number of micro-batches?"))
     every = np.arange(int(graph.unit.max(initial=-1)) + 1)  # others, such as an optimizer's, go with the one before
     return found[np.maximum(np.searchsorted(units, every, "right") - 1, 0)]
 

@@ -93,9 +93,15 @@ def _known(name: str) -> tuple[Scheduler | None, dict[str, Any]]:
     return made_by(read_file(name)) if name.endswith(".csv") else (SCHEDULERS.get(name), {})
 
 
+def chosen(arguments: Any) -> list[str]:
+    """The names of the command's schedulers."""
+    several = arguments.command == "compare"
+    return [name.strip() for name in arguments.schedulers.split(",")] if several else [arguments.scheduler]
+
+
 def _own(arguments: Any) -> bool:
     """Whether a scheduler of the command is a function of the user's."""
-    return ":" in (arguments.schedulers if arguments.command == "compare" else arguments.scheduler)
+    return any(":" in name for name in chosen(arguments))
 
 
 def _told(option: str, parallel: str | None = None) -> Condition:
@@ -117,8 +123,7 @@ def takes(arguments: Any, option: str) -> bool:
     """Whether one of the chosen schedulers, built-in or the user's own, has this option; True for an unknown name."""
     from .. import schedulers
 
-    names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
-    for name in map(str.strip, names):
+    for name in chosen(arguments):
         try:
             found = schedulers.find(name)
         except ValueError:
@@ -162,6 +167,8 @@ NO_NODES = ("one kind of link; --topology has its own", lambda a: not a.topology
 SUMMED = "--gradient-bytes on given times"
 PRICING = ("prices; check needs --costs for them", lambda a: a.command != "check" or "--costs" in a.given)
 ONE_POLICY = ("one policy; --table shows them all", lambda a: not a.table)
+MADE = ("policies; the plan of a file has its own", lambda a: (a.recompute in (None, "none") and a.split == 1)
+        or not all(name.endswith(".csv") for name in chosen(a)))
 CHOOSING = ("a --temperature above 0; at 0 nothing is drawn", lambda a: a.temperature > 0)
 #: the transports that sum gradients over ranks
 SUMMING = ("--parallel data, and --replicas", lambda a: a.subject in "rl" or a.replicas > 1)
@@ -255,7 +262,7 @@ FLAGS: dict[str, Flag] = {
              "with --loads, the loads of experts, from layer to layer and step to step"),
     "--draws": _flag("simulate:rlcp", whole(1, 1 << 16), "N", ("--jitter SIGMA", lambda a: a.jitter), default=100,
         help="how many draws"),
-    "--recompute": _flag(PRICED, str, "none|all|sqrt|auto|I,J,..", ONE_POLICY,
+    "--recompute": _flag(PRICED, str, "none|all|sqrt|auto|I,J,..", ONE_POLICY, MADE,
         help="compute activations again, but keep all (none), those between all blocks (all), between sqrt(L) parts, "
              "the best in --memory-limit (auto, the default with it), or of layers I, J, .."),
     "--offload": _flag(PRICED, Names("passes.offload:EACH"), "WHAT", ONE_POLICY, default="none",
@@ -271,7 +278,7 @@ FLAGS: dict[str, Flag] = {
     "--experts-over": _flag(f"{STEP}:r", None, "none|data", default="none",
         help="data: each data-parallel rank has a share of the experts, and rows travel to the rank of theirs "
              "(default: none, each has all)"),
-    "--split": _flag("train,compare,plan,explain,simulate:src", parts_of, "none|K|auto", default=1,
+    "--split": _flag(PRICED, parts_of, "none|K|auto", MADE, default=1,
         help="cut each task that can be cut into K parts, for several streams, or K lanes of each rank; auto, not in "
              "pipelines: if that is predicted to be faster, into as many as there are streams (default: none)"),
     "--group-weights": _flag("train,compare,plan,explain,simulate:sr", parts_of, "auto|N|none", default=1,

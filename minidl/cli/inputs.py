@@ -9,7 +9,7 @@ from .. import schedulers
 from ..pricing.cost import CostModel
 from ..system.files import read_text
 from . import show
-from .flags import UsageError, hinted, kind_of
+from .flags import UsageError, chosen, hinted, kind_of
 
 if TYPE_CHECKING:
     from ..training.recorded import Recorded
@@ -34,11 +34,9 @@ def named(arguments: Any) -> list[str]:
     """The names of the schedulers of a command: all for a curve or a memory limit alone, unless it says one."""
     if arguments.command == "check" and arguments.plan.endswith(".csv"):
         return [arguments.plan]
-    if arguments.command == "compare":
-        return [name.strip() for name in arguments.schedulers.split(",")]
     every = arguments.command == "plan" and (arguments.curve or arguments.offload == "auto") and (
         arguments.subject == "s" and not {"--scheduler", "--scheduler-arg"} & arguments.given)
-    return schedulers.names("none", exact=True) if every else [arguments.scheduler]
+    return schedulers.names("none", exact=True) if every else chosen(arguments)
 
 
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
@@ -60,7 +58,7 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
         cost = replace(cost, far=measure_far(recorded.device))
     asked = arguments.pairs
     if (asked is None and cost.corun is None and arguments.subject == "s"
-        and any(scheduler_of(arguments, name).pairs for name in named(arguments))):
+        and any(schedulers.find(name).pairs for name in named(arguments))):
         asked = "measured" if arguments.costs == "measured" else "estimated"
     if asked in ("measured", "estimated"):
         with show.progress("measuring pairs", 1.0) as done:

@@ -68,7 +68,7 @@ def given(arguments: Any) -> Problem:
     order, chunks = pipeline.read_file(arguments.plan), arguments.chunks
     like: Any = None
     stages, named = arguments.subject in "cp", "--scheduler" in arguments.given
-    if stages and not arguments.ranks:
+    if (stages or kind_of(order) == "pipeline") and not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P, --micro-batches M and, if a rank has several "
                          "stages, --chunks V")
     if stages and named:

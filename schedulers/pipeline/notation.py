@@ -23,7 +23,7 @@ import numpy as np
 from ...core.columns import Ints, spread
 from ...core.graph import TaskGraph
 from ...core.placement import Refused
-from ...core.schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
+from ...core.schedule import MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
 from ...core.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
 from ...passes.boundary import Mask
 from ...passes.placed import PLACED
@@ -42,10 +42,10 @@ _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FIWB])(\d+)")
 
 
 def read_schedule(text: str, where: str = "the plan") -> Schedule:
-    """A schedule in either notation: `rank,lane,task` with its header, or torch's grid. Raises ScheduleError."""
+    """Reads `rank,lane,task` with its header, or torch's grid, which begins with an action. Raises ScheduleError."""
     _, first = next(cells_by_line(split_notes(text, where)[1], where), (1, iter(())))
-    header = [*islice(first, 4)]
-    return Schedule.from_csv(text, where) if header == HEADER or not any(header) else from_torch(text, where)
+    is_grid = re.match(r"\(?\d+[A-Z]", next(filter(None, first), ""))
+    return from_torch(text, where) if is_grid else Schedule.from_csv(text, where)
 
 
 def read_file(path: str) -> Schedule:

@@ -192,13 +192,13 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
     rank = schedule.rank_of_each
     update = np.zeros(len(schedule), bool) if graph is None else (
         (np.isin(kind, (Kind.U, Kind.R)) | (own.late > 0)) & (graph.find(schedule.keys) >= 0))
-    names = ", ".join(k.name for k in COMPUTE) + ("" if graph is None else ", and U as the network has them")
+    more = " without --model" if graph is None else ", and U as the network has them"
     apart = "count as such (--slices)" if graph is not None else "or mini-batches: check with the plan's --scheduler"
     beyond = f"is out of range: micro-batches are 0..{micro_batches - 1} (--micro-batches); slices {apart}"
     for bad, what in (
             ((kind == Kind.F) & (micro_batch >= micro_batches), beyond),
             (~update & (~np.isin(kind, COMPUTE) | (schedule.keys != pack(unit, kind, micro_batch))),
-             f"does not belong here: the tasks of one iteration are {names}, none late or in parts"),
+             f"does not belong here: the tasks of one iteration are F, O, W, B{more}, none late or in parts"),
             (rank >= ranks, f"is on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
             (~update & (micro_batch >= micro_batches), beyond)):

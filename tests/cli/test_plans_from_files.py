@@ -140,6 +140,39 @@ def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
     assert "takes no argument" in refused(capsys, "train", *RUN, "--scheduler", path, "--scheduler-arg", "k=1")
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--recompute", "all"), ("--recompute", "1,3"), ("--split", "2"),
+                                             ("--split", "auto")])
+def test_what_a_plan_says_itself_is_no_choice(flag, value, saved, capsys):
+    """It was ignored without a word. Beside a policy it is for the policy; a value that asks for nothing may stay."""
+    path = saved("--scheduler", "multi_stream")
+    for command in (["train", *RUN, "--scheduler", path], ["compare", *RUN, "--schedulers", f"{path},{path}"]):
+        said = refused(capsys, *command, flag, value)
+        assert said == f"minidl: {flag} has no effect here; it goes with policies; the plan of a file has its own\n"
+    assert reported(capsys, "compare", *RUN, "--schedulers", f"in_order,{path}", flag, value)["arms"]
+    assert reported(capsys, "train", *RUN, "--scheduler", path, flag, "none")
+
+
+def test_a_plan_of_ranks_says_so_where_none_are_asked_for(saved, tmp_path, capsys, monkeypatch):
+    """It was said to be the plan of another network."""
+    for ranks, kind in ((PIPELINE, "for a pipeline"), (DATA, "for data-parallel ranks")):
+        path = saved(*ranks)
+        assert refused(capsys, "train", *RUN, "--scheduler", path) == (
+            f"minidl: scheduler {path} is {kind}, not for one device; give --parallel {ranks[1]}\n")
+    assert reported(capsys, "check", path, *NETWORK, "--costs", "analytic")["valid"], "of one rank"
+    path = saved(*PIPELINE)
+    assert "the number of ranks is missing; give --ranks P" in refused(capsys, "check", path, *NETWORK)
+    assert "number of micro-batches?" in refused(capsys, "check", path, *NETWORK, "--ranks", "2")
+    assert "F, O, W, B without --model, none late" in refused(capsys, "simulate", *PIPELINE, "--scheduler", path)
+
+
+def test_a_plan_with_another_suffix_is_named(saved, capsys):
+    path = Path(saved("--scheduler", "in_order"))
+    path.rename(path.with_suffix(".txt"))
+    said = refused(capsys, "train", *RUN, "--scheduler", str(path.with_suffix(".txt")))
+    assert "unknown scheduler" in said
+    assert "; the name of a plan's file ends in .csv" in said
+
+
 def test_the_cut_of_another_network_is_refused(tmp_path, capsys):
     path = str(tmp_path / "plan.csv")
     network = ["--batch-size", "16", *PIPELINE, "--costs", "analytic"]

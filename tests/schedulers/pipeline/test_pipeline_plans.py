@@ -280,10 +280,18 @@ def test_receives_that_disagree_with_sends_deadlock():
 
 @pytest.mark.parametrize(("text", "says"), [
     ("", "header|empty"), ("0F0,0Z0", "row 1, cell 2: '0Z0' is not an action"), ("0F0\n(1F0;", "row 2, cell 1"),
+    *((header + "\n0,main,0F0", "line 1: expected the header rank,lane,task") for header in (
+        "Rank,Lane,Task", "rank;lane;task", "rank\tlane\ttask", ",rank,lane,task", "rank,lane,task,note",
+        "task,rank,lane", "0,main,0B0")),
     ("rank,lane,task\n0,main", "line 2"), ("rank,lane,task\n0,main,F0", "line 2.*task name")])
 def test_text_that_is_no_plan(text, says):
     with pytest.raises(ScheduleError, match=says):
         pipeline.read_schedule(text)
+
+
+def test_a_grid_may_begin_with_bubbles():
+    order = pipeline.read_schedule(",,,,,0F0,,0B0\n1F0,1B0\n")
+    assert [order.names(0), order.names(1)] == [["0F0", "0B0"], ["1F0", "1B0"]]
 
 
 # ------------------------------------------------------------------------------------------------------ weight versions
