@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any
 
 from .. import nn
@@ -117,7 +118,11 @@ def _built(name: str, given: dict[str, Any]) -> nn.Module:
         raise ValueError(f"model {name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
         raise ValueError(f"model {name} is a {type(made).__name__}; its function must return an nn.Module")
-    if not made.input_shape or not made.classes:
+    shape = made.input_shape
+    if not isinstance(shape, tuple) or not all(isinstance(size, Integral) and size > 0 for size in shape):
+        raise ValueError(f"model {name}: input_shape is {shape!r:.60}; it must be a tuple of whole numbers "
+                         f"above 0, such as (28, 28, 1), or (64,)")
+    if not shape or not made.classes:
         missing = " and ".join(key for key in ("input_shape", "classes") if not getattr(made, key))
         raise ValueError(f"model {name} lacks {missing}; set on its class: input_shape = (28, 28, 1), the shape of one "
                          f"sample, and classes = 10")

@@ -106,7 +106,7 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
         draft = road.ordered(draft, found)
         draft = draft if draft.settled else through(AFTER_THE_ORDER, draft, road.choices)
         plan, less = road.plan(draft, found, limit), found.within
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if (blame := blamed(chosen, error)) is error:
             raise
         raise blame from error

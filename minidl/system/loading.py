@@ -32,8 +32,10 @@ def function_of(name: str) -> Callable[..., Any]:
         raise ValueError(f"{where}: no such file")
     try:
         with _LOADING:
+            if not is_file and (here := os.getcwd()) not in sys.path:  # where `python -m minidl` looks as well
+                sys.path.append(here)
             module = _of_file(where) if is_file else importlib.import_module(where)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{where}: {type(error).__name__}: {text_of(error)}") from error
     found = getattr(module, function, None)
     if not callable(found):
@@ -104,10 +106,8 @@ def users_code() -> Iterator[None]:
     Other errors pass."""
     try:
         yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        if not (place := line_of(error)):
+    except (Exception, SystemExit) as error:
+        if isinstance(error, MemoryError) or not (place := line_of(error)):
             raise
         words = " ".join(text_of(error).split())[:300]
         kind = "" if words and isinstance(error, ValueError | TypeError) else type(error).__name__

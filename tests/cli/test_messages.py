@@ -38,6 +38,15 @@ def looking():
 def points(split, seed): return np.zeros((100, 2)), np.zeros(100, int)
 def values(split, seed): return np.zeros((100, 2)), np.zeros(100)
 def one_argument(graph): return None
+def leaves(*_): raise SystemExit(0)
+class Shaped(Net):
+    def __init__(self, shape):
+        super().__init__()
+        self.input_shape = shape
+def number_as_shape(): return Shaped(2)
+def list_as_shape(): return Shaped([2])
+def array_as_shape(): return Shaped(np.array([2, 2]))
+def open_shape(): return Shaped((None, 2))
 '''
 #: words of the cases below that stand for several
 WORDS = {"STAGED": "SMALL --steps 3 --micro-batches 4 --parallel pipeline --ranks 2",
@@ -58,6 +67,12 @@ train --model own.py:needs => its argument width has no default; give it one, as
 train --model own.py:number => own.py:number is a int; its function must return an nn.Module
 train --model own.py:bare => lacks input_shape and classes; set on its class: input_shape =
 train --model own.py:fails => own.py, line 18: RuntimeError: no such thing
+train --model own.py:leaves => own.py, line 27: SystemExit: 0
+train NET --scheduler own.py:leaves => own.py:leaves failed: SystemExit: 0 (own.py, line 27)
+train --model own.py:number_as_shape => input_shape is 2; it must be a tuple of whole numbers above 0, such as
+train --model own.py:list_as_shape => input_shape is [2]; it must be a tuple
+info --model own.py:array_as_shape => input_shape is array([2, 2]); it must be a tuple
+info --model own.py:open_shape => input_shape is (None, 2); it must be a tuple
 train --model own.py:five --data own.py:points => gives (64, 5) for a batch of 64; expected (64, 3)
 train --model own.py:looking --data own.py:points => or `if`: return it from the step instead, or choose with where
 train --model own.py:net --data own.py:values => own.py:net gives 3; if y are classes, make them whole numbers

@@ -3,6 +3,7 @@ says of the package's own code is an internal error."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,3 +68,23 @@ def test_an_error_of_a_policy_is_its_authors(name: str, tmp_path: Path, capsys: 
     with pytest.raises(PlanError, match=r"own failed: .*\(own\.py, line 4\)$"):
         ml.plan(graph(), function_of(f"{file}:own"))
     assert "internal" not in refusal(capsys, *PLAN, "--scheduler", f"{file}:own")
+
+
+def test_a_package_is_found_where_the_command_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m minidl` found it, and `minidl` did not; what is installed comes first."""
+    (tmp_path / "own_package_1").mkdir()
+    (tmp_path / "own_package_1" / "nets.py").write_text("def net(): return 3\n")
+    (tmp_path / "string.py").write_text("def net(): return 4\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    assert function_of("own_package_1.nets:net")() == 3
+    with pytest.raises(ValueError, match="string has no function net"):
+        function_of("string:net")
+
+
+@pytest.mark.parametrize("last", ["raise SystemExit", "sys.exit(0)"])
+def test_a_script_that_ends_the_process_is_no_module(last: str, tmp_path: Path) -> None:
+    """The command ended with it, without a word and with its exit code."""
+    (tmp_path / "script.py").write_text(f"import sys\n\ndef net(): return 3\n\n{last}\n")
+    with pytest.raises(ValueError, match=r"script\.py: SystemExit"):
+        function_of(f"{tmp_path}/script.py:net")
