@@ -8,6 +8,7 @@ import io
 import itertools
 import runpy
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,8 @@ def network(micro_batches=1, **arguments):
 def exercise1(path):
     """tanh: value, gradient against finite differences."""
     tanh = load(path, "tanh")
-    engine = sys.modules["chapter1_tape"]
+    engine = sys.modules.get("chapter1_tape")
+    require(engine, f"{path} imports nothing from chapter1_tape, whose `emit` makes an operation")
     random = np.random.default_rng(1)
     x = engine.Tensor(random.standard_normal((5, 4)) * 1.5)
     w = engine.Tensor(random.standard_normal((4, 3)))
@@ -341,7 +343,11 @@ def main(arguments):
         return 0
     except (Wrong, ml.ScheduleError) as error:
         print("not yet:", error)
-        return 1
+    except (Exception, SystemExit) as error:  # of the reader's code, or of what it returns
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__)
+                 if frame.f_code.co_filename == str(path)]
+        print(f"not yet: {type(error).__name__}: {error}" + (f" ({path}, line {lines[-1]})" if lines else ""))
+    return 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -193,6 +194,26 @@ def test_a_file_that_is_no_python_is_one_line(tmp_path):
     done = python(TUTORIAL / "grade.py", "1", tmp_path / "mine.py")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout == f"not yet: {tmp_path / 'mine.py'}, line 1: '(' was never closed: def tanh(x:\n"
+
+
+TAPE = "from chapter1_tape import emit\ndef tanh(x): "
+FAILS = {
+    "raise KeyError('hm')": "KeyError: 'hm' (FILE, line 1)",
+    "import sys; sys.exit(0)": "SystemExit: 0 (FILE, line 1)",
+    "import no_such": "ModuleNotFoundError: No module named 'no_such' (FILE, line 1)",
+    "def tanh(x): return x": "FILE imports nothing from chapter1_tape, whose `emit` makes an operation",
+    f"{TAPE}return x.nope": "AttributeError: 'Tensor' object has no attribute 'nope' (FILE, line 2)",
+    f"{TAPE}pass": "AttributeError: 'NoneType' object has no attribute 'value'"}
+
+
+@pytest.mark.parametrize("text", FAILS)
+def test_a_solution_that_fails_is_one_line(text, tmp_path, monkeypatch, capsys):
+    """It was a traceback; one that ends the process was right, by its exit code."""
+    monkeypatch.delitem(sys.modules, "chapter1_tape", raising=False)
+    grade = runpy.run_path(str(TUTORIAL / "grade.py"))["main"]
+    (tmp_path / "mine.py").write_text(text)
+    assert grade(["1", str(tmp_path / "mine.py")]) == 1
+    assert capsys.readouterr().out == f"not yet: {FAILS[text].replace('FILE', str(tmp_path / 'mine.py'))}\n"
 
 
 @pytest.mark.slow
