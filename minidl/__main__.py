@@ -5,6 +5,7 @@ with a traceback, or without a word.
 """
 
 import gc
+import io
 import sys
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGINT, SIGTERM, SIGUSR1, pthread_sigmask  # `signal` takes 3 ms
 
@@ -12,6 +13,8 @@ from _signal import SIG_BLOCK, SIG_SETMASK, SIGINT, SIGTERM, SIGUSR1, pthread_si
 def run() -> None:
     """Runs one command and ends the process."""
     gc.disable()  # until the verb begins: what is imported stays
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not None, as one that is closed
+        sys.stdout.reconfigure(errors="replace")  # of letters that its encoding does not have
     try:
         # Python may lose an interrupt that falls into an import, so it waits until there are handlers that keep it
         mask = pthread_sigmask(SIG_BLOCK, (SIGINT, SIGTERM, SIGUSR1))

@@ -217,8 +217,8 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
                 f"similar names: {', '.join(difflib.get_close_matches(name, known, 3, 0.3) or known)}")
         raise PlanError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; {near}")
     if parallel not in (None, found.parallel):
-        other = f"give --parallel {found.parallel}" if found.own else f"use one of: {', '.join(names(parallel))}"
-        raise PlanError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; {other}")
+        raise PlanError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; " + (
+            f"give --parallel {found.parallel}" if found.own else f"use one of: {', '.join(names(parallel))}"))
     return found
 
 

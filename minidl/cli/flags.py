@@ -85,12 +85,13 @@ def asynchronous(arguments: Any) -> bool:
     return found is not None and found.each
 
 
-def _known(name: str) -> tuple[Scheduler | None, dict[str, Any]]:
-    """The built-in scheduler of this name, or the one that made the order of this file, with its options."""
-    from ..schedulers.pipeline import read_file
+def _known(name: str, kept: str | None = None) -> tuple[Scheduler | None, dict[str, Any]]:
+    """The built-in scheduler of this name, or the one that made the order of this file, or `kept`; with its options."""
+    from ..schedulers.pipeline import read_file, read_schedule
     from ..schedulers.registry import SCHEDULERS, made_by
 
-    return made_by(read_file(name)) if name.endswith(".csv") else (SCHEDULERS.get(name), {})
+    order = None if not name.endswith(".csv") else read_file(name) if kept is None else read_schedule(kept)
+    return (SCHEDULERS.get(name), {}) if order is None else made_by(order)
 
 
 def chosen(arguments: Any) -> list[str]:
@@ -123,14 +124,10 @@ def takes(arguments: Any, option: str) -> bool:
     """Whether one of the chosen schedulers, built-in or the user's own, has this option; True for an unknown name."""
     from .. import schedulers
 
-    for name in chosen(arguments):
-        try:
-            found = schedulers.find(name)
-        except ValueError:
-            return True
-        if option in found.options:
-            return True
-    return False
+    try:
+        return any(option in schedulers.find(name).options for name in chosen(arguments))
+    except ValueError:
+        return True
 
 
 def saved(arguments: Any) -> bool:
@@ -532,8 +529,8 @@ def check_flags(arguments: Any) -> None:
                          f"{ranks * chunks * parts:,} forward tasks; at most {MOST:,} can be planned")
 
 
-def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
-    """The job that the flags describe. Raises UsageError without a model."""
+def job(arguments: argparse.Namespace, under: str | None = None, kept: str | None = None) -> Job:
+    """The job of the flags, `under` another scheduler, whose order is `kept`. Raises UsageError without a model."""
     from .. import models
     from ..training.checkpoint import place_of
     from ..training.job import Job
@@ -542,7 +539,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
         given_times = ("; or --ranks P for a pipeline on given times"
                        if arguments.command in ("plan", "check", "explain", "simulate") else "")
         raise UsageError(f"the network is missing; give --model NAME (see `minidl models`){given_times}")
-    found, noted = _known(under or arguments.scheduler)
+    found, noted = _known(under or arguments.scheduler, kept)
     each = found is not None and found.each
     every, groups, slices = 1 if each else arguments.update_every, 1, arguments.slices or 1
     if arguments.subject == "c" and found is not None and found.parallel == "pipeline":

@@ -52,8 +52,7 @@ def check_outputs(arguments: Any) -> None:
                 os.makedirs(arguments.save, exist_ok=True)
             check_writable(path)
             if (other := flag_of.setdefault(os.path.realpath(path), flag)) != flag and path != os.devnull:
-                both = f"--{other} and --{flag}".replace("_", "-")
-                raise ValueError(f"{path}: {both} would write the same file; give two")
+                raise ValueError(f"{path}: " + f"--{other} and --{flag} would write the same file".replace("_", "-"))
     if arguments.status:
         from ..training.status import Target
 

@@ -40,15 +40,15 @@ def train(arguments: Any) -> int:
                 else distributed.train(lambda: arguments))
     scheduler_of(arguments)
     found = runs.begun(arguments)
-    kept = found is not None and found.schedule is not None and "--scheduler" not in arguments.given
-    task = job(arguments, found.scheduler if found is not None and kept else None)
+    kept = None if found is None or "--scheduler" in arguments.given else found.schedule
+    task = job(arguments, None if found is None or kept is None else found.scheduler, kept)
     recorded = Recorded(task)
     show.note(*recorded.remarks)
     _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
     with runs.claimed(arguments):
         cost = costs(arguments, recorded)
         saved = runs.resumed(arguments, recorded) if arguments.resume else None
-        trainer = _trainer(arguments, recorded, cost, saved.schedule if saved is not None and kept else None)
+        trainer = _trainer(arguments, recorded, cost, kept)
         show.note(*trainer.plan.remarks)
         return runs.complete(arguments, trainer, f"training {task.model}", saved)
 

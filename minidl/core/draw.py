@@ -304,10 +304,11 @@ def painted(grid: str, paint: Callable[[str, str], str], plain: Callable[[str], 
 def ansi(grid: str, color: bool | None = None) -> str:
     """A grid with its tasks in the palette's colours, for a terminal of 256 colours.
 
-    `color=None`: only where standard output is a terminal and `NO_COLOR` is not set.
+    `color=None`: only where standard output is a terminal that is not dumb, and `NO_COLOR` is not set.
     """
     if color is None:
-        color = not os.environ.get("NO_COLOR") and sys.stdout.isatty()
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        color = not plain and sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
     if not color:
         return grid
 

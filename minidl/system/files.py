@@ -77,7 +77,8 @@ def write_atomic(path: str | Path, content: str | bytes | Iterable[Any]) -> None
     """Writes `content`, a text, bytes or pieces of bytes, to `path`, and follows links. The file appears whole or not
     at all, and keeps its mode and owner; on any error the old file stays. A pipe or a device is written to in place.
     Raises FileError."""
-    data = [content.encode()] if isinstance(content, str) else [content] if isinstance(content, bytes) else content
+    content = content.encode(errors="replace") if isinstance(content, str) else content  # a file's name may be no text
+    data = [content] if isinstance(content, bytes) else content
     with _naming(path):
         status = _status(path)
         if status is not None and not stat.S_ISREG(status.st_mode):

@@ -106,7 +106,7 @@ def _texts(model: Module, optimizer: Optimizer | None, step: int, loader: Loader
              **{f"about {name}": text for name, text in (about or {}).items()}}
     if wrong := next((name for name, text in texts.items() if not isinstance(text, str | None)), None):
         raise CheckpointError(f"cannot save {wrong!r}, a {type(texts[wrong]).__name__}; it must be a text")
-    return {name: text for name, text in texts.items() if text is not None}
+    return {name: text.encode(errors="replace").decode() for name, text in texts.items() if text is not None}
 
 
 def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,

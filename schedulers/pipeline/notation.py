@@ -44,8 +44,7 @@ _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FIWB])(\d+)")
 def read_schedule(text: str, where: str = "the plan") -> Schedule:
     """Reads `rank,lane,task` with its header, or torch's grid, which begins with an action. Raises ScheduleError."""
     _, first = next(cells_by_line(split_notes(text, where)[1], where), (1, iter(())))
-    is_grid = re.match(r"\(?\d+[A-Z]", next(filter(None, first), ""))
-    return from_torch(text, where) if is_grid else Schedule.from_csv(text, where)
+    return (from_torch if re.match(r"\(?\d+[A-Z]", next(filter(None, first), "")) else Schedule.from_csv)(text, where)
 
 
 def read_file(path: str) -> Schedule:

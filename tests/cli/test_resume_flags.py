@@ -89,6 +89,19 @@ def test_a_schedule_that_goes_on_keeps_its_groups_and_its_memory(capsys: Any, tm
     assert run(capsys, *command, "--steps", "2")[0] == 0
 
 
+@pytest.mark.parametrize("policy", ["multi_stream", "pd_asgd"])
+def test_a_run_by_a_plan_goes_on_without_the_file(policy: str, capsys: Any, tmp_path: Path) -> None:
+    """The checkpoint keeps the schedule; and the name of the file, which may be no text, made it unreadable."""
+    plan = os.fsdecode(os.fsencode(tmp_path) + b"/pl\xe4n.csv")
+    command = ["train", *SMALL, "--micro-batches", "2", "--checkpoint", str(tmp_path / "run")]
+    assert run(capsys, "plan", *SMALL, "--micro-batches", "2", "--scheduler", policy, "--save", plan)[0] == 0
+    assert reported(capsys, *command, "--scheduler", plan, "--steps", "1", "--html", str(tmp_path / "page.html"))
+    os.unlink(plan)
+    assert "pl?n.csv" in (tmp_path / "page.html").read_text()
+    whole = reported(capsys, "train", *SMALL, "--micro-batches", "2", "--scheduler", policy, "--steps", "2")
+    assert reported(capsys, *command, "--steps", "2", "--resume")["params_sha256"] == whole["params_sha256"]
+
+
 def test_what_changes_the_bits_on_ranks_is_given_again(capsys: Any, tmp_path: Path) -> None:
     """Ranks plan anew when they go on."""
     command = ["train", *SMALL, *SUBJECTS["ranks"], "--checkpoint", str(tmp_path / "run")]

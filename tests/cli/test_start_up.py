@@ -35,6 +35,15 @@ def within(name: str, rooms: tuple[str, ...]) -> bool:
     return any(name == room or name.startswith(room + ".") for room in rooms)
 
 
+def test_a_grid_is_printed_where_its_letters_are_unknown_and_nothing_where_standard_output_is_closed() -> None:
+    """Both were internal errors."""
+    flags = ("-m", "minidl", "simulate", "--ranks", "2", "--micro-batches", "2", "--scheduler", "gpipe")
+    assert "\n1/main  ????1F0 " in python(*flags, PYTHONIOENCODING="ascii").stdout
+    closing = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    closed = python("-c", closing, *flags)
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["trian"], ["--hlep"], []])
 def test_help_and_a_mistyped_verb_need_no_part_of_the_engine(argv: list[str]) -> None:
     found = imported(*argv)

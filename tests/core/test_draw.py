@@ -238,9 +238,12 @@ def test_ansi_colours_tasks_and_changes_nothing_else():
     assert len({ansi(f"1{kind}2", color=True).split("m")[0] for kind in "FOWBURA"}) == 7
 
 
-@pytest.mark.parametrize(("terminal", "no_color"), [(True, ""), (True, "1"), (False, "")])
-def test_a_terminal_gets_a_coloured_grid(monkeypatch: pytest.MonkeyPatch, capsys: Any, terminal: bool, no_color: str):
+@pytest.mark.parametrize(("terminal", "no_color", "kind"), [
+    (True, "", "xterm"), (True, "1", "xterm"), (False, "", "xterm"), (True, "", "dumb")])
+def test_a_terminal_gets_a_coloured_grid(monkeypatch: pytest.MonkeyPatch, capsys: Any, terminal: bool, no_color: str,
+                                         kind: str):
+    monkeypatch.setenv("TERM", kind)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     monkeypatch.setenv("NO_COLOR", no_color)
     assert main(["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic"]) == 0
-    assert ("m2F0\x1b[0m" in capsys.readouterr().out) == (terminal and not no_color)
+    assert ("m2F0\x1b[0m" in capsys.readouterr().out) == (terminal and not no_color and kind != "dumb")
