@@ -125,7 +125,10 @@ class Module(Watched):
         return self
 
     def _put(self, name: str, module: Module) -> None:
-        """Keeps a module under this name. Raises TypeError for anything else, which would be left out."""
+        """Keeps a module under this name. Raises TypeError for anything else, which would be left out, and KeyError for
+        the name of a method."""
+        if hasattr(type(self), name):
+            raise KeyError(f"a {type(self).__name__} has a method {name!r}; give the module another name")
         if not isinstance(module, Module):
             raise TypeError(f"{type(self).__name__}: {name} is a {type(module).__name__}; use a module, like nn.ReLU()")
         setattr(self, name, module)
@@ -285,10 +288,7 @@ class ModuleDict(Module, Mapping[str, Module]):
         for name, module in (modules or {}).items():
             self[name] = module
 
-    def __setitem__(self, name: str, module: Module) -> None:
-        if hasattr(type(self), name):
-            raise KeyError(f"a ModuleDict has a method {name!r}; give the module another name")
-        self._put(name, module)
+    __setitem__ = Module._put
 
     def __getitem__(self, name: str) -> Module:
         return dict(self.named_children())[name]

@@ -143,6 +143,8 @@ def test_a_sequential_takes_its_names_from_a_dictionary() -> None:
     model = nn.Sequential({"first": nn.Linear(2, 3), "act": nn.ReLU(), "last": nn.Linear(3, 1)})
     assert [*model.state_dict()] == ["first.weight", "first.bias", "last.weight", "last.bias"]
     assert (len(model), model(ml.ones(4, 2)).shape) == (3, (4, 1))
+    with pytest.raises(KeyError, match="a Sequential has a method 'forward'; give the module another name"):
+        nn.Sequential({"forward": nn.Linear(2, 2)})
     torch = torch_or_skip()
     theirs = torch.nn.Sequential(OrderedDict(first=torch.nn.Linear(2, 3), last=torch.nn.Linear(3, 1)))
     model.load_state_dict({name: t.numpy() for name, t in theirs.state_dict().items()})
