@@ -125,8 +125,7 @@ class Module(Watched):
         return self
 
     def _put(self, name: str, module: Module) -> None:
-        """Keeps a module under this name. Raises TypeError for anything else, which would be left out, and KeyError for
-        the name of a method."""
+        """Keeps a module under this name. Raises TypeError for anything else, KeyError for the name of a method."""
         if hasattr(type(self), name):
             raise KeyError(f"a {type(self).__name__} has a method {name!r}; give the module another name")
         if not isinstance(module, Module):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..autograd.op import Layer, Op, same_dtype
-from ..autograd.tensor import Tensor, new
+from ..autograd.tensor import Tensor, array, new
 from ..core.graph import Role
 from .reduce import sum_to
 from .shape import flatten, reshape, unsqueeze, with_axes
@@ -74,6 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product a (..., m, k) @ b (..., k, n) -> (..., m, n); leading axes broadcast, vectors as in NumPy."""
+    a, b = (t if isinstance(t, Tensor) else array(t) for t in (a, b))
     row, column = a.ndim == 1, b.ndim == 1
     y = MatMul()(unsqueeze(a, 0) if row else a, unsqueeze(b, 1) if column else b)
     return reshape(y, [*y.shape[:-2], *y.shape[-2:][row : 2 - column]]) if row or column else y
