@@ -76,7 +76,7 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int | None = None) -> In
         return block
     if len(of_block) < stages:
         raise PipelineError(f"{stages} stages are asked for, but the model has only "
-                            f"{len(of_block)} blocks to cut between")
+                            f"{len(of_block)} blocks to cut between; take fewer ranks, --chunks or stages")
     return linear_partition(of_block, stages)[block]
 
 
@@ -91,7 +91,7 @@ def in_stages(cost: CostModel, placement: Placement) -> CostModel:
     layers, stages = min(found), placement.stages
     if len(found) > 1 or layers < stages:
         raise PipelineError(f"the costs are of {' and '.join(map(str, sorted(found)))} stages, and {stages} are "
-                            f"needed: give as many or more, of one number in all lists")
+                            f"needed: give as many or more, of one number in all lists, or fewer --chunks")
     block = linear_partition(sum((kinds[name] for name in "FOW" if name in kinds), np.zeros(layers)), stages)
     kinds = {name: np.bincount(block, value, stages).astype(np.float64) if value.ndim else value
              for name, value in kinds.items()}

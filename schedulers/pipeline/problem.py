@@ -87,7 +87,7 @@ def costs(placement: Placement, forward: float | Sequence[float], output_grad: f
         if np.ndim(value) == 0:
             return float(value) * placement.share  # type: ignore[arg-type]
         if len(value) != placement.stages:  # type: ignore[arg-type]
-            raise PipelineError(f"{len(value)} {what} times are given for {placement.stages} stages")  # type: ignore[arg-type]
+            raise PipelineError(f"{len(value)} {what} times are given for {placement.stages} stages; give 1 or as many")  # type: ignore[arg-type]
         return [float(v) for v in value]  # type: ignore[union-attr]
 
     return CostModel.given(per_stage("forward", forward), per_stage("output_grad", output_grad),

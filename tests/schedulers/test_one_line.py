@@ -35,7 +35,7 @@ SLICED = ["plan", "--model", "gpt", "--model-arg", "preset=tiny", "--data", "pyd
        f"part_bytes is {n}, but 66,560 bytes of gradients have at most 1024 parts; give part_bytes=65 or more")
       for n in (-1, 0, 64)),
     ([*DATA, "priority", "--parts", "1025", *TIMES], "at most 1024"),
-    ([*ALONE, "partime", "--scheduler-arg", "stages=9"], "blocks to cut between"),
+    ([*ALONE, "partime", "--scheduler-arg", "stages=9"], "blocks to cut between; take fewer ranks, --chunks or stages"),
     ([*ALONE, "partime", "--scheduler-arg", "stages=0"], "at least 1 stage"),
     ([*ALONE, "partime", "--micro-batches", "2"], "take --micro-batches 1"),
     ([*ALONE, "partime", "--clip", "1"], "clipping or loss scaling"),
@@ -57,10 +57,13 @@ SLICED = ["plan", "--model", "gpt", "--model-arg", "preset=tiny", "--data", "pyd
     ([*GIVEN, "--order", "hint", "--jitter", "1000"], "--jitter: '1000' must be a number from 0 to 10"),
     ([*GIVEN, "--scheduler", "zb_h1", "--costs", "measured"],
      "--costs has no effect here; it goes with a network"),
+    ([*GIVEN, "--scheduler", "zb_h1", "--forward", "1,2,3"],
+     "3 forward times are given for 2 stages; give 1 or as many"),
     ([*GIVEN, "--scheduler", "zb_h1", "--bandwidth", "1MB"],
      "--bandwidth has no effect here; it goes with bytes: a network, or --costs FILE"),
     ([*GIVEN, "--scheduler", "zb_h1", "--costs", "FILE", "--ranks", "9"],
-     "the costs are of 8 stages, and 9 are needed")], ids=lambda value: None)
+     "8 stages, and 9 are needed: give as many or more, of one number in all lists, or fewer --chunks"),
+    ([*GIVEN, "--scheduler", "joint", "--costs", "FILE", "--ranks", "3"], "and 12 are needed")], ids=lambda value: None)
 def test_what_cannot_be_meant_is_one_line(argv: list[str], says: str, capsys: Any, tmp_path: Any) -> None:
     LAYERS.save(tmp_path / "net.json")
     assert says in refusal(capsys, *(str(tmp_path / "net.json") if word == "FILE" else word for word in argv))
