@@ -246,7 +246,7 @@ FLAGS: dict[str, Flag] = {
         help="%(choices)s: on the CPU, compiled code (the default if it can be) or Python calls the kernels of tasks"),
     "--fusion": _flag(NETWORK, rules, "all|none|RULE,..",
         help="merge launches: casts, batch_norm_act, batch_norm_grad, squeeze_excite, flash_attention, epilogue, "
-             "slabs, additions, slopes, weight_updates, updates (default: all on cuda, none on cpu)"),
+             "slabs, additions, slopes, weight_updates, updates, in_place (default: all on cuda, none on cpu)"),
     "--memory-limit": _flag(NETWORK + " arena:*", size, "SIZE",
         help="the most memory per rank, such as 2GiB: the fastest plan within it is chosen, also one that computes "
              "activations again; in the arena, the most memory of an entry (default 1GiB)"),

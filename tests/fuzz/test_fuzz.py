@@ -249,7 +249,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("own.py", "is not the name of a function"), ("own.py:", "is not the name of a function"),
     ("none.py:training", "no such file"), ("own.py:number", "has no function number"),
     ("own.py:missing", "has no function missing"),
-    ("broken.py:training", "SyntaxError"), ("own.txt:training", "No module named 'own'")])
+    ("broken.py:training", "SyntaxError"), ("other.txt:training", "No module named 'other'")])
 def test_what_is_no_step_is_one_line(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)

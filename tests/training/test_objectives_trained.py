@@ -17,6 +17,7 @@ import minidl as ml
 from minidl import optim
 from minidl.cli import main
 from minidl.cli.distributed import RECORDING
+from minidl.data.loader import Loader
 from minidl.devices.cuda import device as devices
 from minidl.pricing.cost import Link
 from minidl.schedulers import pipeline
@@ -202,7 +203,8 @@ def test_batches_that_are_read_ahead_reach_a_device_in_their_order(monkeypatch: 
         monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(seed))
         recorded = Recorded(Job(**settings("regression", files) | {"batch_size": 16}, device="cuda",
                                 scheduler="multi_stream"))
-        recorded.train_data = recorded.train_data.of(replace(recorded.train_data.dataset, slow=slow))
+        loader = recorded.train_data
+        recorded.train_data = Loader(replace(loader.dataset, slow=slow), loader.batch_size, seed=loader.seed)
         trainer = Trainer(recorded, COST)
         for _ in range(12):  # over the end of an epoch
             trainer.step()
