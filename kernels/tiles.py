@@ -297,8 +297,9 @@ def _way_zen(steps: tuple[int, ...], m: int, depth: int, n: int, turns: bool) ->
 
 
 def _way_intel(steps: tuple[int, ...], m: int, depth: int, n: int, turns: bool) -> int:
-    """The way that was fastest on an Intel with AMX (1,194 products: 0.8 % slower than the best way of each): rows that
-    are packed cost little, columns that are read where they lie much, most of all if the core's cache lacks them."""
+    """The way that was fastest on an Intel with AMX (1,194 products: 0.8 % slower than the best way of each, before
+    `few` looked at sizes): rows that are packed cost little, columns that are read where they lie much, most of all if
+    the core's cache lacks them."""
     _, a_step, b_step, _ = steps
     if b_step == 1 and turns and depth * (n - m) > 2 * m * n and depth <= LONGEST:
         return TURNED

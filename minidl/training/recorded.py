@@ -107,7 +107,7 @@ class Recorded:
         gradients go to other ranks or belong to a pipeline's stages, which also write over nothing of each other."""
         rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
         staged = self.job.parallel == "pipeline"
-        apart = (*(("casts", "weight_updates", "updates") if staged or ranks > 1 else ()), *["in_place"] * staged)
+        apart = ("casts", "weight_updates", "updates") * (staged or ranks > 1) + ("in_place",) * staged
         rules = tuple(rule for rule in rules if rule not in apart)
         return fusion.fused(graph, self.device, rules) if rules else graph
 

@@ -171,7 +171,7 @@ def read(folder: Path) -> tuple[dict[str, Slot], dict[str, str], dict[str, str]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise WeightsError(f"{folder} is not a checkpoint of minidl: {INDEX} lacks minidl's metadata") from None
     found = in_shards(folder / INDEX, network | others)
-    if not right:
+    if not right or network.keys() & others.keys():  # of such a name one place would not have been looked at
         raise WeightsError(f"{folder / INDEX} is damaged: its digest is wrong")
     own = network.keys() - {*STANDARDIZE}
     return {f"{PREFIX}{name}" if name in own else name: slot for name, slot in found.items()}, texts, digests

@@ -284,7 +284,7 @@ def test_two_files_of_one_rank(tmp_path, capsys):
 
 
 def test_a_file_that_was_merged_from_ranks_has_lanes_of_each_and_says_what_it_lost(tmp_path):
-    """As SGLang merges: the rank stands before the process, while each rank sees one GPU and counts its own calls."""
+    """SGLang merges traces so: it writes the rank before the process. Each rank sees one GPU and counts its calls."""
     late = [{**e, "ts": e["ts"] + 7} for e in STEP if "ts" in e]
     merged = [{**e, "pid": f"[TP{rank:02}] {e.get('pid')}"} for rank, own in enumerate((STEP, late)) for e in own]
     t = load_torch([written(tmp_path / "merged.json", merged)])

@@ -322,6 +322,14 @@ def other_digest(about: Any) -> None:
     own["digest"] = sharded._digest(own, about["weight_map"])
 
 
+def two_places(about: Any) -> None:
+    """A tensor has one place in the index of the network, and one in that of the rest."""
+    own = about["metadata"]["minidl"]
+    del own["digest"]
+    about["weight_map"]["optimizer.lr"], own["sha256"]["../x.safetensors"] = "../x.safetensors", ""
+    own["digest"] = sharded._digest(own, about["weight_map"])
+
+
 DAMAGES: dict[str, tuple[Any, str]] = {
     "a file is gone": (lambda f: (f / "optimizer-00002-of-00002.safetensors").unlink(), "there is no file"),
     "a file is cut": (lambda f: os.truncate(f / "model-00001-of-00002.safetensors", 1000), "damaged"),
@@ -330,6 +338,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "no metadata": (edited(lambda a: a.pop("metadata")), "is not a checkpoint of minidl"),
     "no map": (edited(lambda a: a.update(weight_map=[])), "damaged or no index"),
     "a file outside": (edited(other_digest), "outside of its folder"),
+    "two places": (edited(two_places), "its digest is wrong"),
 }
 
 
