@@ -205,7 +205,8 @@ def _pillow() -> Any:
 
 def _decoded(jobs: Sequence[tuple[Picture, int | None]], size: int, channels: int, workers: int | None) -> Array:
     """(n, size, size, channels) uint8."""
-    count = max(1, len(os.sched_getaffinity(0)) - 1) if workers is None else workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2  # macOS lacks it
+    count = max(1, cores - 1) if workers is None else workers
     if not count or len(jobs) < 2:
         return decode(jobs, size, channels)
     step = -(-len(jobs) // count)

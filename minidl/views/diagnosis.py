@@ -154,5 +154,4 @@ def lanes(plan: Plan) -> int:
     """The most lanes of a rank that compute."""
     schedule = plan.schedule
     works = ~np.isin(unpack(schedule.keys).kind, COMMUNICATION)
-    busy = np.unique(schedule.lane_of_each()[works])
-    return int(np.bincount(schedule.rank_of_lane[busy], minlength=1).max())
+    return int(np.bincount(schedule.rank_of_lane[np.unique(schedule.lane_of_each()[works])], minlength=1).max())
