@@ -1,13 +1,14 @@
 """Convolution over images with channels last: forward and its two separate gradients.
 
 x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU's loops are in `direct`,
-those for images of few pixels in `small`, and those for one filter per channel in `depthwise`; the CUDA forms are in
-`conv_cuda`.
+those for images of few pixels in `small`, those for windows of 3 x 3 over many channels in `winograd`, and those for
+one filter per channel in `depthwise`; the CUDA forms are in `conv_cuda`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,11 +22,29 @@ from .depthwise import (
 from .linear import alike, cpu_act, gemm, small
 from .registry import Thunk, flat, kernel, loop, memory
 from .sums import row_sums, row_sums_work
-from .taps import LANES, WIDEST, Part, Place, backward, blocks_of, forward, line, lines, packed, padded, readers, within
+from .taps import (
+    CONVOLVED,
+    LANES,
+    PLACES,
+    SUMMED,
+    WIDEST,
+    Part,
+    Place,
+    backward,
+    blocks_of,
+    forward,
+    line,
+    lines,
+    packed,
+    padded,
+    readers,
+    within,
+)
 
 Pair = tuple[int, int]
 SAMPLES = 4  #: with fewer, the loops of `small` have too few outputs of a kind for a block
 TAPS = 64  #: with more, the tables of `small` take long to make
+PAIRS, PIXELS, SIDE = 512, 192, 4  #: of channels, of all images, of an image's side, from which `winograd` is faster
 
 
 class Geometry(NamedTuple):
@@ -190,6 +209,29 @@ def _is_small(y: Any, taps: Sequence[int], geometry: Geometry, pixels: int = 32,
     return few and geometry.groups == 1 and y.shape[0] >= samples
 
 
+def _is_winograd(pixels: Sequence[int], w: Any, geometry: Geometry, outputs: int = 0) -> bool:
+    """Whether the loops of `winograd` are faster, on processors with AVX-512, for such pixels (n, h, w) of the result,
+    or of the gradient that is summed. `outputs`: of dy, if w is a part of it."""
+    return (tuple(w.shape[1:3]) == (3, 3) and geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
+            and w.dtype == "float32" and w.shape[0] % LANES == w.shape[3] % LANES == 0
+            and (outputs or w.shape[0]) * w.shape[3] >= PAIRS and min(pixels[1:]) >= SIDE and prod(pixels) >= PIXELS)
+
+
+def _winograd(pixels: Any, w: Any, geometry: Geometry, outputs: int = 0) -> Any:
+    """The module `winograd`, if its loops are faster here."""
+    if not _is_winograd(pixels.shape[:3], w, geometry, outputs):
+        return None
+    from . import tiles, winograd
+
+    return winograd if tiles.WIDE else None
+
+
+def _winograd_work(w: Any, tiles: int) -> tuple[int, int]:
+    """How many numbers the transformed windows have, and so many tiles on both sides of the products."""
+    outputs, channels = w.shape[0], w.shape[3]
+    return PLACES * outputs * channels, PLACES * tiles * (outputs + channels) + LANES
+
+
 def is_product(x: Any, w: Any, geometry: Geometry, outputs: int = 0) -> bool:
     """Whether the gradient of w (o, 1, 1, c) is a small product of the pixels of dy and x. `outputs`: of dy, if w is a
     part of it."""
@@ -215,19 +257,28 @@ def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     if _is_depthwise(w.shape[0], w, geometry):
         return depthwise_work(x.shape, w.shape, y.shape, geometry[:3], x.dtype)
     if _is_small(y, w.shape[1:3], geometry):
-        return [(((1 + prod(w.shape[1:])) * LANES,), x.dtype)]
+        return _scratch(((1 + prod(w.shape[1:])) * LANES,), y, w, geometry)
     plan = _plan(x, w, y, geometry)
-    return [((packed(plan.w),), x.dtype), ((padded(plan.parts, plan.x[3]),), x.dtype)]
+    return _scratch((packed(plan.w), padded(plan.parts, plan.x[3])), y, w, geometry)
+
+
+def _scratch(sizes: Sequence[int], pixels: Any, w: Any, geometry: Geometry, tiles: int = CONVOLVED, outputs: int = 0
+             ) -> list[Any]:
+    """Scratch arrays of these sizes, the first two large enough for `winograd`: a plan does not depend on the
+    processor."""
+    if _is_winograd(pixels.shape[:3], w, geometry, outputs):
+        sizes = [max(each) for each in zip_longest(sizes, _winograd_work(w, tiles), fillvalue=0)]
+    return [((size,), w.dtype) for size in sizes]
 
 
 def input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
     if _is_depthwise(w.shape[0], w, geometry):
         return forward_work(dx, w, dy, geometry)
     if _is_small(dy, w.shape[1:3], geometry):
-        return [(((1 + prod(w.shape[:3])) * LANES,), dy.dtype)]
+        return _scratch(((1 + prod(w.shape[:3])) * LANES,), dx, w, geometry)
     plan = _plan(dx, w, dy, geometry, backward)
     groups, outputs, count, each = plan.w
-    return [((packed((groups, each, count, outputs)),), dy.dtype), ((padded(plan.parts, plan.y[3]),), dy.dtype)]
+    return _scratch((packed((groups, each, count, outputs)), padded(plan.parts, plan.y[3])), dx, w, geometry)
 
 
 def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry: Geometry,
@@ -239,11 +290,11 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad_work(x.shape, dw.shape, dy.shape, geometry[:3], x.dtype, rows), *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
-        return [((prod(dy.shape[:3]) * WIDEST,), x.dtype), *sums]
+        return [*_scratch((prod(dy.shape[:3]) * WIDEST,), dy, dw, geometry, SUMMED, rows[1]), *sums]
     plan = _plan(x, dw, dy, geometry)
     totals = len(blocks_of(rows, dw.shape[0], geometry.groups)) * LANES * plan.w[2] * plan.w[3]
     sizes = totals, padded(plan.parts, plan.x[3]), 2 * lines(plan.y) * plan.y[2] * LANES
-    return [*(((size,), x.dtype) for size in sizes), *sums]
+    return [*_scratch(sizes, dy, dw, geometry, SUMMED, rows[1]), *sums]
 
 
 @conv2d.cpu
@@ -255,10 +306,12 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thu
     if _is_depthwise(len(w), w, geometry):
         add = [] if bias is None else [loop(_add_bias, y.reshape(-1, len(w)), bias)]
         return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add, *end]
+    if winograd := _winograd(y, w, geometry):
+        return [*winograd.convolve(x, w, bias, y, geometry.padding, False, *work), *end]
     if _is_small(y, w.shape[1:3], geometry):
         taps, steps = w.shape[1:3], (prod(w.shape[1:]), w.shape[3], 1)
         axes = _places(x.shape[1:3], taps, y.shape[1:3], geometry)
-        return [*small.convolve(x, w, steps, bias, y, taps, *axes, *work), *end]
+        return [*small.convolve(x, w, steps, bias, y, taps, *axes, work[0]), *end]
     plan = _plan(x, w, y, geometry)
     x, w, y, taps = *_shaped(plan, x, w, y), w.shape[1:3]
     return [*direct.convolve(x, w, bias, y, plan.parts[0], taps, *work), *end]
@@ -270,10 +323,13 @@ def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> l
 
     if _is_depthwise(len(w), w, geometry):
         return depthwise_input_grad(dy, w, dx, *work, geometry=geometry[:3])
+    if winograd := _winograd(dx, w, geometry):
+        before = [2 - padding for padding in geometry.padding]
+        return winograd.convolve(dy, w, None, dx, before, True, *work)
     if _is_small(dy, w.shape[1:3], geometry):
         taps, steps = w.shape[1:3], (1, w.shape[3], prod(w.shape[1:]))
         axes = _places(dx.shape[1:3], taps, dy.shape[1:3], geometry, readers)
-        return small.convolve(dy, w, steps, None, dx, taps, *axes, *work)
+        return small.convolve(dy, w, steps, None, dx, taps, *axes, work[0])
     plan = _plan(dx, w, dy, geometry, backward)
     dx, w, dy, taps = *_shaped(plan, dx, w, dy), w.shape[1:3]
     back = w.transpose(0, 3, 2, 1)
@@ -292,9 +348,11 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
         return [gemm(dy.reshape(-1, len(dw)).T, x.reshape(-1, x.shape[3]), dw.reshape(len(dw), -1)), *sums]
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3], rows=rows), *sums]
+    if winograd := _winograd(dy, dw, geometry, rows[1]):
+        return [*winograd.weight_sums(x, dy, dw, geometry.padding, rows[1], *work[:2]), *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
         axes = _places(x.shape[1:3], taps, dy.shape[1:3], geometry)
-        return [*small.weight_sums(x, memory(dy), dw, dy.shape[:3], *axes, rows[1], *work), *sums]
+        return [*small.weight_sums(x, memory(dy), dw, dy.shape[:3], *axes, rows[1], work[0]), *sums]
     plan = _plan(x, dw, dy, geometry)
     x, dw = flat(x).reshape(plan.x), flat(dw).reshape(len(dw), *plan.w[2:])
     sums_of = direct.weight_sums(x, memory(dy), dw, plan.y[:3], plan.parts[0], taps, geometry.groups, rows, *work)

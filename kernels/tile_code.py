@@ -11,10 +11,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .taps import LANES
+from .taps import LANES, ROWS
 from .vectors import _address, _call, _repeated, _transposed
 
-ROWS, LESS, VECTORS = 14, 8, 2  #: of a tile; of a tile for rows that are left
+LESS, VECTORS = 8, 2  #: rows of a tile for rows that are left; of a tile
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 BITS, MASK = ir.IntType(LANES), ir.VectorType(ir.IntType(1), LANES)

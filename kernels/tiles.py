@@ -19,10 +19,9 @@ import numpy as np
 from numba.core.registry import cpu_target
 
 from .registry import Thunk, inlined, loop, memory
-from .taps import LANES, LEAST_TILES
+from .taps import LANES, LEAST_TILES, ROWS
 from .tile_code import (
     LESS,
-    ROWS,
     VECTORS,
     given,
     large,

@@ -51,7 +51,7 @@ PURE = ("core", "system", "pricing", "passes", "plans", "schedulers", "views")
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {
     "numba": ("core.columns", "kernels", "schedulers", "cli", "data", "devices.device", "devices.native"),
-    "llvmlite": ("kernels.hints", "kernels.vectors", "kernels.tile_code", "devices.native"),
+    "llvmlite": ("kernels.hints", "kernels.vectors", "kernels.tile_code", "kernels.winograd", "devices.native"),
     "mpi4py": ("runtime.comm", "cli"),
     "ml_dtypes": ("autograd.op",),
     "torch": ("measuring.torch_stages",),
@@ -61,7 +61,7 @@ LAZY: dict[str, tuple[str, ...]] = {
 }
 
 #: imported by the device, where it is wanted; their functions are compiled by numba's decorators
-COMPILED = (*(f"minidl.kernels.{name}" for name in ("direct", "small", "tile_code", "tiles", "vectors")),
+COMPILED = (*(f"minidl.kernels.{name}" for name in ("direct", "small", "tile_code", "tiles", "vectors", "winograd")),
             *(f"minidl.devices.native.{name}" for name in ("calls", "code", "lanes", "machines", "stamps")))
 
 
