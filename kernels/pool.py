@@ -103,9 +103,24 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
     apart()
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = x.shape
+    begin, end = -(-pw // sw), min((w + pw - 2) // sw + 1, y.shape[2])  # windows of two columns inside the image
     for i in range(n):
         for oy in range(y.shape[1]):
+            line, narrow = oy * sh - ph, c < NARROW and kh == 2 and kw == 2
+            narrow = narrow and 0 <= line < h - 1
+            for k in range(c if narrow else 0):  # a channel's windows in one loop
+                above, below, best, which = x[i, line, :, k], x[i, line + 1, :, k], y[i, oy, :, k], tap[i, oy, :, k]
+                for ox in range(begin, end):
+                    at = ox * sw - pw
+                    a, b, d, e = above[at], above[at + 1], below[at], below[at + 1]
+                    right_above, right_below = _better(b, a), _better(e, d)
+                    most, other = b if right_above else a, e if right_below else d
+                    lower = _better(other, most)
+                    best[ox] = other if lower else most
+                    which[ox] = 2 + right_below if lower else right_above
             for ox in range(y.shape[2]):
+                if narrow and begin <= ox < end:
+                    continue
                 best, which = y[i, oy, ox], tap[i, oy, ox]
                 top, left = max(0, ph - oy * sh), max(0, pw - ox * sw)
                 bottom, right = min(kh, h + ph - oy * sh), min(kw, w + pw - ox * sw)
