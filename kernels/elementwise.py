@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from .cuda import Call, c_type, dense, each, elements
-from .registry import Kernel, Thunk, flat, inlined, kernel, like, loop, one, ufunc
+from .registry import Kernel, Thunk, flat, inlined, kernel, like, loop, memory, one, ufunc
+
+OUTER, ROW = 4, 8  #: axes of rows that are copied by a loop, and numbers of a row
 
 
 def _one_each(reads: Any, writes: Any) -> float:
@@ -65,7 +67,37 @@ def copy(xp: Any, x: Any) -> Any:
 
 @copy.cpu
 def _(x: Any, y: Any) -> Any:
-    return [ufunc(np.positive, np.broadcast_to(x, y.shape), y)]
+    x = np.broadcast_to(x, y.shape)
+    *outer, (width, *steps) = axes = _joined(x, y) or [(1, 0, 0)]
+    if not outer or len(outer) > OUTER or steps != [1, 1] or width < ROW or y.dtype.char not in "fd":
+        return [ufunc(np.positive, x, y)]
+    counts, x_steps, y_steps = zip(*[(1, 0, 0)] * (OUTER + 1 - len(axes)), *axes, strict=True)
+    return [loop(_copy_rows, memory(x), memory(y), counts, x_steps, y_steps)]
+
+
+def _joined(x: Any, y: Any) -> list[tuple[int, int, int]]:
+    """The length of each axis of two arrays of one shape and type, and its steps in elements; axes that follow each
+    other in both are one."""
+    found = list[tuple[int, int, int]]()
+    for n, *steps in zip(y.shape, x.strides, y.strides, strict=True):
+        own, other = (step // y.itemsize for step in steps)
+        if found and found[-1][1:] == (n * own, n * other):
+            n *= found.pop()[0]
+        found += [(n, own, other)] * (n != 1)
+    return found
+
+
+def _copy_rows(x, y, counts, x_steps, y_steps):  # type: ignore[no-untyped-def]
+    for i in range(counts[0]):
+        for j in range(counts[1]):
+            for k in range(counts[2]):
+                begin = i * x_steps[0] + j * x_steps[1] + k * x_steps[2]
+                to = i * y_steps[0] + j * y_steps[1] + k * y_steps[2]
+                for _ in range(counts[3]):
+                    for e in range(counts[4]):  # unsigned, so that the loop is vectorised
+                        y[np.uintp(to + e)] = x[np.uintp(begin + e)]
+                    begin += x_steps[3]
+                    to += y_steps[3]
 
 
 @copy.cuda()

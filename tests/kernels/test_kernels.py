@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from forms import bound, on_cpu, reference
 from helpers import bytes_allocated
+from hypothesis import given
+from hypothesis import strategies as st
 from kernel_examples import IN_PLACE, STRIDED, arrays, examples, in_place, strided
 from numba.core.registry import cpu_target
 
@@ -51,8 +53,8 @@ def test_slopes_behind_a_product_are_bit_identical_to_slopes_apart(dtype):
     x, dy = (np.random.default_rng(seed).standard_normal((7, 33)).astype(dtype) * 8 for seed in (0, 1))
     apart = np.empty_like(dy)
     for slope in ("relu_grad", "gelu_tanh_grad"):
-        for out, given in ((apart, dy), (dy, dy)):
-            for thunk in KERNELS[slope].bind([x, given], [out], [], {}):
+        for out, gradient in ((apart, dy), (dy, dy)):
+            for thunk in KERNELS[slope].bind([x, gradient], [out], [], {}):
                 thunk()
         assert apart.tobytes() == dy.tobytes(), slope
 
@@ -79,6 +81,19 @@ def test_strided_operands(example):
     on_cpu(example.kernel, strided(reads), writes, **example.constants)
     for y, e in zip(writes, reference(example.kernel, reads, **example.constants), strict=True):
         np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=1e-13, atol=1e-13)
+
+
+@given(axes=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2)), max_size=6), width=st.sampled_from([1, 8, 33]),
+       dtype=st.sampled_from(["float32", "float64", "int64"]), seed=st.integers(0, 99))
+def test_a_copy_of_any_window_in_any_order_of_axes(axes, width, dtype, seed):
+    """Rows, which a loop copies, among them."""
+    rng = np.random.default_rng(seed)
+    axes = [*axes, (width, int(rng.integers(3)))]
+    whole = rng.integers(100, size=[n + more for n, more in axes]).astype(dtype)
+    window = whole[tuple(slice(more, None) for _, more in axes)]
+    order = rng.permutation(len(axes) - 1).tolist()
+    x = window.transpose([*order, len(axes) - 1] if seed % 3 else rng.permutation(len(axes)))
+    np.testing.assert_array_equal(on_cpu("copy", [x], [np.empty(x.shape, dtype)])[0], x)
 
 
 @pytest.mark.parametrize("name", ["softmax", "softmax_grad", "log_softmax", "log_softmax_grad"])
