@@ -12,6 +12,7 @@ from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
+from .beside import Like, folded, joined, spread, together, widened
 from .depthwise import (
     depthwise,
     depthwise_input_grad,
@@ -209,6 +210,25 @@ def _is_small(y: Any, taps: Sequence[int], geometry: Geometry, pixels: int = 32,
     return few and geometry.groups == 1 and y.shape[0] >= samples
 
 
+def _together(y: Any, w: Any, geometry: Geometry) -> int:
+    """How many pixels of y (n, h, w, o) the loops take as one."""
+    return together(w.shape[0], y.shape[2], w.shape[2], geometry.stride[1], geometry.dilation[1], geometry.groups)
+
+
+def _by(pixels: int, geometry: Geometry) -> Geometry:
+    """How a window moves by so many pixels at once."""
+    return geometry._replace(stride=(geometry.stride[0], pixels * geometry.stride[1]))
+
+
+def _forth(w: Any, dx: Any, geometry: Geometry) -> Geometry | None:
+    """How a turned window moves over dy, if the gradient toward dx is a convolution that takes pixels as one."""
+    before = tuple(taps - 1 - padding for taps, padding in zip(w.shape[1:3], geometry.padding, strict=True))
+    if geometry.stride != (1, 1) or geometry.dilation != (1, 1) or min(before) < 0:
+        return None
+    found = geometry._replace(padding=before)
+    return found if together(w.shape[3], dx.shape[2], w.shape[2], 1, 1, geometry.groups) > 1 else None
+
+
 def _is_winograd(pixels: Sequence[int], w: Any, geometry: Geometry, outputs: int = 0) -> bool:
     """Whether the loops of `winograd` are faster, on processors with AVX-512, for such pixels (n, h, w) of the result,
     or of the gradient that is summed. `outputs`: of dy, if w is a part of it."""
@@ -256,6 +276,9 @@ def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     """Scratch arrays of the forward kernel: packed weights, an image with zeros around it."""
     if _is_depthwise(w.shape[0], w, geometry):
         return depthwise_work(x.shape, w.shape, y.shape, geometry[:3], x.dtype)
+    if (pixels := _together(y, w, geometry)) > 1:
+        wide = widened(w, pixels, geometry.stride[1])
+        return [wide, ((wide.shape[0],), w.dtype), *forward_work(x, wide, joined(y, pixels), _by(pixels, geometry))]
     if _is_small(y, w.shape[1:3], geometry):
         return _scratch(((1 + prod(w.shape[1:])) * LANES,), y, w, geometry)
     plan = _plan(x, w, y, geometry)
@@ -274,6 +297,8 @@ def _scratch(sizes: Sequence[int], pixels: Any, w: Any, geometry: Geometry, tile
 def input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
     if _is_depthwise(w.shape[0], w, geometry):
         return forward_work(dx, w, dy, geometry)
+    if forth := _forth(w, dx, geometry):
+        return forward_work(dy, Like((w.shape[3], *w.shape[1:3], w.shape[0]), w.dtype), dx, forth)
     if _is_small(dy, w.shape[1:3], geometry):
         return _scratch(((1 + prod(w.shape[:3])) * LANES,), dx, w, geometry)
     plan = _plan(dx, w, dy, geometry, backward)
@@ -289,6 +314,11 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
         return sums
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad_work(x.shape, dw.shape, dy.shape, geometry[:3], x.dtype, rows), *sums]
+    if rows[1] == dw.shape[0] and (pixels := _together(dy, dw, geometry)) > 1:
+        wide = widened(dw, pixels, geometry.stride[1])
+        return [wide, *_weight_grad_work(x, joined(dy, pixels), wide, (wide.shape[1], wide.shape[2]), False,
+                                        _by(pixels, geometry)),
+                *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
         return [*_scratch((prod(dy.shape[:3]) * WIDEST,), dy, dw, geometry, SUMMED, rows[1]), *sums]
     plan = _plan(x, dw, dy, geometry)
@@ -306,6 +336,11 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thu
     if _is_depthwise(len(w), w, geometry):
         add = [] if bias is None else [loop(_add_bias, y.reshape(-1, len(w)), bias)]
         return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add, *end]
+    if (pixels := _together(y, w, geometry)) > 1:
+        wide, biases, *work = work
+        given = [x, wide] if bias is None else [x, wide, biases]
+        return [spread(w, bias, geometry.stride[1], wide, biases), *conv2d.bind(
+            given, [joined(y, pixels)], work, {"geometry": _by(pixels, geometry)}), *end]
     if winograd := _winograd(y, w, geometry):
         return [*winograd.convolve(x, w, bias, y, geometry.padding, False, *work), *end]
     if _is_small(y, w.shape[1:3], geometry):
@@ -323,6 +358,8 @@ def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> l
 
     if _is_depthwise(len(w), w, geometry):
         return depthwise_input_grad(dy, w, dx, *work, geometry=geometry[:3])
+    if forth := _forth(w, dx, geometry):
+        return conv2d.bind([dy, w[:, ::-1, ::-1].transpose(3, 1, 2, 0)], [dx], work, {"geometry": forth})
     if winograd := _winograd(dx, w, geometry):
         before = [2 - padding for padding in geometry.padding]
         return winograd.convolve(dy, w, None, dx, before, True, *work)
@@ -348,6 +385,11 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
         return [gemm(dy.reshape(-1, len(dw)).T, x.reshape(-1, x.shape[3]), dw.reshape(len(dw), -1)), *sums]
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3], rows=rows), *sums]
+    if rows[1] == len(dw) and (pixels := _together(dy, dw, geometry)) > 1:
+        wide, *more = work
+        return [*conv2d_weight_grad.bind([x, joined(dy, pixels)], [wide], more, {
+            "taps": wide.shape[1:3], "bias": False, "geometry": _by(pixels, geometry)}),
+            folded(wide, geometry.stride[1], dw), *sums]
     if winograd := _winograd(dy, dw, geometry, rows[1]):
         return [*winograd.weight_sums(x, dy, dw, geometry.padding, rows[1], *work[:2]), *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):

@@ -18,6 +18,7 @@ import minidl as ml
 from minidl import nn, ops
 from minidl.core.tasks import Kind
 from minidl.kernels import KERNELS
+from minidl.kernels.beside import together
 from minidl.kernels.conv import PIXELS, Geometry
 from minidl.kernels.depthwise import depthwise_work
 from minidl.kernels.pool import NARROW
@@ -118,6 +119,26 @@ def test_fewer_products_for_many_channels(samples: int, size: tuple[int, int], p
     assert (np.array(errors[0]) <= np.array([1, 1, 1.5]) * errors[-1]).all()
 
 
+@pytest.mark.parametrize(("x", "w", "stride", "padding", "pixels"), [
+    ((5, 28, 28, 1), (6, 5, 5, 1), 1, (2, 2), 2), ((4, 7, 10, 3), (3, 3, 3, 3), 1, (0, 1), 5),
+    ((1, 9, 21, 2), (1, 5, 5, 2), 2, (2, 2), 11), ((3, 8, 8, 3), (8, 3, 5, 3), 1, (1, 2), 2),
+    ((3, 8, 7, 3), (8, 3, 3, 3), 1, (1, 1), 1), ((3, 8, 8, 3), (8, 1, 1, 3), 1, (0, 0), 1),
+    ((3, 8, 8, 3), (12, 3, 3, 3), 1, (1, 1), 1), ((3, 0, 8, 3), (4, 1, 3, 3), 1, (0, 1), 4)])
+def test_few_outputs_of_neighbouring_pixels_are_made_together(x: Any, w: Any, stride: int, padding: Any, pixels: int
+                                                              ) -> None:
+    """With and without a bias and a relu; where lines cannot be divided, as before."""
+    geometry = Geometry((stride, stride), padding, (1, 1), 1)
+    y = (x[0], *geometry.output(x[1:3], w[1:3]), w[0])
+    assert together(w[0], y[2], w[2], stride, 1, 1) == pixels
+    x, w, b, dy = (random_array(shape, seed, "float64") for seed, shape in enumerate((x, w, w[:1], y)))
+    for bias, act in (([], ""), ([b], ""), ([b], "relu")):
+        agree("conv2d", [x, w, *bias], geometry=geometry, **({"act": act} if act else {}))
+    agree("conv2d_input_grad", [dy, w], size=x.shape[1:3], geometry=geometry)
+    agree("conv2d_weight_grad", [x, dy], taps=w.shape[1:3], bias=True, geometry=geometry)
+    if len(w) > 1:
+        agree("conv2d_weight_grad", [x, dy[..., 1:]], taps=w.shape[1:3], bias=True, geometry=geometry, rows=(1, len(w)))
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("size", "channels", "stride"),
                          [(16, 24, 1), (4, 120, 1), (6, 100, 1), (5, 300, 1), (16, 24, 2), (12, 16, 1)])
@@ -158,6 +179,7 @@ DIGEST = """
 import hashlib
 import numpy as np
 from minidl.kernels import KERNELS
+from minidl.kernels.beside import together
 from minidl.kernels.conv import PIXELS, Geometry
 
 rng, digest = np.random.default_rng(0), hashlib.sha256()
