@@ -249,8 +249,7 @@ def load_csv(path: Path, wanted: Wanted) -> Dataset:
         for j, cell in enumerate(row[:at] + row[at + 1 :]):
             found = _number(cell)
             if found is None or (abs(found) >= 1 << 53 and WHOLE.fullmatch(cell.strip()) and Decimal(cell) != found):
-                column = (names[:at] + names[at + 1 :])[j]
-                raise DataError(f"{path}, line {number}, column {column}: {cell[:40]!r} " + (
+                raise DataError(f"{path}, line {number}, column {(names[:at] + names[at + 1 :])[j]}: {cell[:40]!r} " + (
                     "is not a finite number" if found is None else "has more digits than a float64 holds"))
             values[i, j] = found
     y, how = _classes(path, names[at], labels, [number for number, _ in lines])
@@ -270,8 +269,9 @@ def _check_names(names: list[str], rows: list[tuple[int, list[str]]]) -> None:
                          f"it with index=False")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"two of its columns are called {twice}")
-    if all(_number(name) is not None for name in names):
-        raise ValueError("its first line must name the columns; it has numbers")
+    if all(_number(name) is not None or any(name == cell.strip() for _, row in rows[1:] for cell in row[i : i + 1])
+           for i, name in enumerate(names)):
+        raise ValueError("its first line must name the columns; it has values")
 
 
 def _number(text: str) -> float | None:

@@ -437,6 +437,8 @@ def test_a_table_of_numbers(tmp_path, capsys):
     ("", "empty"), ("1,2\n3,4\n", "must name the columns"), ("a,b\n1,2\n1,2,3\n", "line 3: has 3 columns"),
     ("a,label\nx,1\n", "line 2, column a: 'x' is not a finite number"), ("a,b\n1,\n", "line 2: the label is empty"),
     ("a,b\nnan,1\n", "column a"), ("a\n1\n", "two columns"),
+    ("5.1,3.5,setosa\n4.9,3,setosa\n7,3.2,virginica\n", "must name the columns; it has values"),
+    ("setosa,5.1\nsetosa,3\n", "must name the columns"),
 ])
 def test_a_table_of_numbers_that_does_not_fit(tmp_path, content, culprit):
     (tmp_path / "t.csv").write_text(content)
