@@ -159,8 +159,8 @@ class BERT(nn.Module):
             raise ValueError(f"bert: a length of {length} is above the {positions} positions")
         self.input_shape, self.head, self.classes = (length,), head, classes if head == "classes" else vocabulary
         self.vocabulary = vocabulary
-        self.config = {"num_attention_heads": heads, "hidden_act": "gelu", "layer_norm_eps": EPS, "is_decoder": False,
-                       "position_embedding_type": "absolute"}
+        self.config = {"model_type": "bert", "num_attention_heads": heads, "hidden_act": "gelu", "layer_norm_eps": EPS,
+                       "is_decoder": False, "position_embedding_type": "absolute"}
         self.bert = _Base(vocabulary, positions, layers, width, heads, dropout, pooler=head != "masked")
         if head == "masked":
             self.cls = _Heads(vocabulary, width)

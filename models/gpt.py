@@ -86,8 +86,8 @@ class GPT(nn.Module):
                  mlp: Layer = _MLP) -> None:
         check_heads("gpt", width, heads)
         self.input_shape, self.classes = (length,), vocabulary
-        self.config = {"n_head": heads, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
-                       "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+        self.config = {"model_type": "gpt2", "n_head": heads, "activation_function": "gelu_new",
+                       "layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
         self.transformer = _Transformer(vocabulary, length, width, layers, heads, dropout, mlp)
 
     def forward(self, ids: Any, past: Any = None) -> Any:

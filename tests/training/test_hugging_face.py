@@ -146,3 +146,14 @@ def test_what_no_shape_shows_is_read_from_its_config(name: str, more: dict[str, 
     theirs(name, **more).save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=says):
         weights.load(tmp_path, ours(name))
+
+
+@pytest.mark.parametrize("name", ["Roberta", "Data2VecText", "LayoutLM"])
+def test_another_network_with_the_same_names_is_refused(name: str, tmp_path: Path) -> None:
+    """Its arrays fit, and its numbers are others: positions begin after the padding, or boxes have embeddings."""
+    torch_or_skip()
+    transformers = need("transformers")
+    config = getattr(transformers, f"{name}Config")(**BERT, pad_token_id=0)
+    getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=rf"config.json has model_type '{config.model_type}', this network 'bert'"):
+        weights.load(tmp_path, models.create("bert", preset="tiny"))
