@@ -57,7 +57,7 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
             end = (lambda output: loss(output, y)) if last else lambda output: output
             output, saved = _saved(layer, x, end)
             if not isinstance(output, torch.Tensor):
-                raise CostError(f"layer {i} returns a {type(output).__name__}; each layer must return one tensor")
+                raise ValueError(f"it returns a {type(output).__name__}; each layer must return one tensor")
             grads = None if last else [torch.ones_like(output)]
             for name, time in _times(layer, x, end, grads, known[optimizer], seconds, i == 0).items():
                 kinds[name].append(time)

@@ -76,7 +76,7 @@ def test_the_table_for_people_has_a_row_for_each_stage(net, capsys):
     ("net", ["--optimizer", "nadamw"], "has no nadamw; give another --optimizer, such as adamw"),
     ("net", ["--optimizer", "muon"], "layer 2: Muon only supports 2D parameters"),
     ("halves", [], "must return (layers, x, y, loss)"),
-    ("pair", [], "layer 2 returns a tuple; each layer must return one tensor"),
+    ("pair", [], "layer 2: it returns a tuple; each layer must return one tensor"),
     ("words", [], "layer 0 is a str, not a torch module"),
     ("broken", [], "layer 1: mat1 and mat2 shapes cannot be multiplied"),
     ("listed", [], "must return (layers, x, y, loss): a list of modules, two tensors"),
