@@ -67,19 +67,18 @@ def part_of(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, wanted: Wan
     if not len(seen) or not len(own):
         raise DataError(f"{name}: {len(x)} samples are too few for a training and a test part")
     whole = y.dtype.kind in "iu"
-    known, uneven = 0, False
+    known = ignored = 0
     if whole:
         labels = np.concatenate([part.reshape(-1) for _, part in parts.values()])
         known = classes or 1 + int(labels.max())
         check_labels(targets, known, name, ignored=True)
         if ignored := int((labels == IGNORED).sum()):
             note(f"{name}: {ignored:,} of {labels.size:,} labels are {IGNORED}, which do not count")
-        uneven = ignored > 0
     if x.dtype.kind in "iu" and x.ndim == 2 and whole:
         vocabulary = 1 + max(int(part.max()) for part, _ in parts.values() if part.size)
         note(f"{name}: x holds whole numbers, so they are tokens, of a vocabulary of {vocabulary:,}; save x as floats "
              f"if they are numbers")
-        return replace(_tokens(name, own, targets, vocabulary, known, classes), uneven=uneven)
+        return replace(_tokens(name, own, targets, vocabulary, known, classes), uneven=ignored > 0)
     if x.ndim == 4 and (not whole or y.ndim != 1):
         raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
     if whole and y.ndim == 2:
@@ -94,7 +93,7 @@ def part_of(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, wanted: Wan
     _check_range(name, own, scaling, wanted.dtype, note)
     found = (_numbers(name, own, targets, scaling, known, wanted.dtype) if x.ndim == 2 else
              of_images(name, own, targets.astype(np.int64), known, scaling, wanted))
-    return replace(found, scaling=scaling, uneven=uneven)
+    return replace(found, scaling=scaling, uneven=ignored > 0)
 
 
 def _check_range(name: str, x: Array, scaling: Scaling | None, dtype: str, note: Note) -> None:
@@ -242,16 +241,17 @@ def load_csv(path: Path, wanted: Wanted) -> Dataset:
         if len(names) < 2 or not lines:
             raise ValueError("needs at least two columns and a line of numbers")
     values, labels = np.empty((len(lines), len(names) - 1)), list[str]()
+    plain = re.compile(rf"(?:-?\d{{1,15}}(?:\.\d*)?,){{{len(names) - 1}}}", re.ASCII)  # nearly every row
     for i, (number, row) in enumerate(lines):
         if len(row) != len(names):
             raise DataError(f"{path}, line {number}: has {len(row)} columns, its first line {len(names)}")
-        labels.append(row[at].strip())
-        for j, cell in enumerate(row[:at] + row[at + 1 :]):
+        labels.append(row.pop(at).strip())
+        for j, cell in enumerate(() if plain.fullmatch(",".join([*row, ""])) else row):
             found = _number(cell)
             if found is None or (abs(found) >= 1 << 53 and WHOLE.fullmatch(cell.strip()) and Decimal(cell) != found):
                 raise DataError(f"{path}, line {number}, column {(names[:at] + names[at + 1 :])[j]}: {cell[:40]!r} " + (
                     "is not a finite number" if found is None else "has more digits than a float64 holds"))
-            values[i, j] = found
+        values[i] = [*map(float, row)]
     y, how = _classes(path, names[at], labels, [number for number, _ in lines])
     wanted.note(f"{path.name}: the label is the column {names[at]}, {how}; the others are numbers")
     return part_of(path.name, values, y, None, wanted)
@@ -284,12 +284,12 @@ def _classes(path: Path, column: str, labels: list[str], lines: list[int]) -> tu
     are; other whole numbers, and words, in order. IGNORED stays. Raises DataError for a label that is no number among
     numbers."""
     numbers, whole = [_number(label) for label in labels], [bool(WHOLE.fullmatch(label)) for label in labels]
-    fraction = any(n is not None and not w for n, w in zip(numbers, whole, strict=True))
+    fraction, some = any(n is not None and not w for n, w in zip(numbers, whole, strict=True)), any(whole)
     for label, line, number, is_whole in zip(labels, lines, numbers, whole, strict=True):
         where = f"{path}, line {line}, column {column}: {label[:40]!r}"
         if not label:
             raise DataError(f"{path}, line {line}: the label is empty")
-        if number is None and not is_whole and (fraction or (label.lower() in ABSENT and any(whole))):
+        if number is None and not is_whole and (fraction or (label.lower() in ABSENT and some)):
             raise DataError(f"{where} is not a finite number, and other labels are numbers")
         if re.fullmatch(r"[+-]?\d+,\d+", label):
             raise DataError(f"{where} has a comma; write a decimal point")

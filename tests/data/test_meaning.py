@@ -12,6 +12,7 @@ from data_checks import refused
 from helpers import need
 
 from minidl import data
+from minidl.data import arrays
 from minidl.data.loader import fifth
 from minidl.data.pictures import Picture, decode
 
@@ -80,6 +81,24 @@ def test_labels_that_would_change_their_meaning_are_refused(labels: list[str], s
 ])
 def test_cells_that_are_no_plain_numbers_are_refused(cell: str, says: str, tmp_path: Path) -> None:
     refused("t.csv", says, act=lambda: data.load(table(tmp_path, ["0", "1"] * 5, [cell] * 10), batch_size=1))
+
+
+def test_a_row_has_its_numbers_whether_or_not_it_is_plain(tmp_path: Path, monkeypatch: Any) -> None:
+    """Rows of plain numbers, of which large tables are made, are not looked at cell by cell."""
+    plain, odd = ["0", "-0.5", "007", "12.", "999999999999999"], [".5", "+1", "1e-3", " 2 ", "9007199254740992"]
+    number, seen = arrays._number, list[str]()
+    monkeypatch.setattr(arrays, "_number", lambda text: seen.append(text) or number(text))
+    found, _, _ = read(table(tmp_path, ["no", "yes"] * 10, (plain + odd) * 2))
+    wanted = np.array([[float(cell), i] for i, cell in enumerate((plain + odd) * 2)])[fifth(20, "train")]
+    np.testing.assert_array_equal(found.rows(np.arange(found.samples))[0], wanted.astype(np.float32))
+    assert {*seen} & {*plain, *odd} == {*odd}
+
+
+def test_a_word_that_is_also_a_missing_number_takes_no_time(tmp_path: Path) -> None:
+    """Half of 100,000 labels: were there a look for numbers among all labels for each, this would be slow."""
+    (path := tmp_path / "t.csv").write_text("a,label\n" + "1,none\n2,mild\n" * 50_000)
+    _, y, _ = read(path)
+    assert 0 < y.sum() < len(y)
 
 
 @pytest.mark.parametrize(("head", "says"), [
