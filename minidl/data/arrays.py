@@ -267,8 +267,8 @@ def _check_names(names: list[str], rows: list[tuple[int, list[str]]]) -> None:
     if "" in names:
         raise ValueError(f"its column {names.index('') + 1} has no name; if these are pandas' numbers of lines, save "
                          f"it with index=False")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"two of its columns are called {twice}")
+    if len({*names}) < len(names):
+        raise ValueError(f"two of its columns are called {max(names, key=names.count)}")
     if all(_number(name) is not None or any(name == cell.strip() for _, row in rows[1:] for cell in row[i : i + 1])
            for i, name in enumerate(names)):
         raise ValueError("its first line must name the columns; it has values")

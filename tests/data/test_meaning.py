@@ -109,6 +109,14 @@ def test_columns_need_names_of_their_own(head: str, says: str, tmp_path: Path) -
     refused("t.csv", says, act=lambda: data.load(table(tmp_path, ["0", "1"], head=head), batch_size=1))
 
 
+def test_a_table_may_have_many_columns(tmp_path: Path) -> None:
+    """40,000, such as genes: were each name counted among all, this would be slow."""
+    names = [f"gene_{i}" for i in range(40_000)]
+    (path := tmp_path / "t.csv").write_text("\n".join([",".join([*names, "y"]), *(f"{'1,' * 40_000}{i % 2}"
+                                                                              for i in range(10))]))
+    assert read(path)[0].shape == (40_000,)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64", "bool", "float32", "float64"])
 def test_labels_of_arrays_and_of_a_table_mean_the_same(dtype: str, tmp_path: Path) -> None:
     """By their type alone: floats without a fraction are floats, in both."""
