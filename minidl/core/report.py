@@ -152,7 +152,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
     another lane or rank they waited, data on their way, gaps before tasks that could have run, and the time after a
     lane's last task. The sum is all that `usage` does not call busy."""
     t, found, took = timeline, defaultdict[str, float](float), _took(timeline)
-    producer, _ = t.last_arrival
+    (producer, _), rank = t.last_arrival, t.rank_of_each
     works = _computing(t)
     task_of = dict(zip(zip(t.key[t.tasks].tolist(), t.lane[t.tasks].tolist(), strict=True), t.tasks.tolist(),
                        strict=True))
@@ -164,7 +164,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
         source = int(producer[task_of.get((int(t.key[record]), int(t.lane[record])), record)])
         cause = "a task that the trace does not name" if source < 0 else word(source)
         if source >= 0 and t.lane[source] != t.lane[record]:
-            cause += " on another " + ("lane" if t.rank_of_each[source] == t.rank_of_each[record] else "rank")
+            cause += " on another " + ("lane" if rank[source] == rank[record] else "rank")
         found[f"data on their way: {cause}" if t.what[record] == What.TRANSFER else cause] += float(took[record])
     lanes = [u for u, computes in zip(usage(t), works.tolist(), strict=True) if computes]
     found["a gap: the task could have run"] = sum(u.gap for u in lanes)

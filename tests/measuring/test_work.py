@@ -17,7 +17,7 @@ from minidl.cli import main
 from minidl.core.graph import TaskGraph
 from minidl.core.report import _computing, causes, compare, families, usage
 from minidl.core.schedule import Lane
-from minidl.core.tasks import parse_task
+from minidl.core.tasks import Kind, pack, parse_task
 from minidl.core.timeline import Timeline, What
 from minidl.devices import device as devices
 from minidl.measuring import kernel_times
@@ -59,6 +59,20 @@ def test_causes_by_name():
     early = replace(t, start=np.where(first, t.begin - 100, t.start))
     assert first.any()
     assert (causes(early), usage(early)) == (causes(t), usage(t)), "the step begins with its first task"
+
+
+def test_causes_of_many_waits_take_no_time(monkeypatch: pytest.MonkeyPatch):
+    """3,000 kernels that wait for their launches: were the ranks of all records looked up for each, this would be
+    slow."""
+    n, looks = 3000, []
+    lane, begin = np.repeat([0, 1], n), np.tile(np.arange(n) * 10.0, 2) + np.repeat([0, 6], n)
+    keys = [pack(unit, Kind.F, i) for unit in (0, 1) for i in range(n)]
+    t = Timeline.of_tasks((Lane(0), Lane(0, "stream")), keys, lane, begin, begin + 5,
+                          edges=[(i, n + i) for i in range(n)], arrived=begin[:n] + 6)
+    rank = Timeline.rank_of_each.fget
+    monkeypatch.setattr(Timeline, "rank_of_each", property(lambda self: looks.append(1) or rank(self)))
+    assert causes(t)["forward on another lane"] > n
+    assert len(looks) < 10
 
 
 def test_families_share_out_the_time_of_tasks(mlp):
