@@ -32,7 +32,7 @@ def network_of(made: Any, device: str) -> Network:
         raise ValueError(f"layer {wrong[0]} is a {type(layers[wrong[0]]).__name__}, not a torch module")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("torch finds no CUDA device; leave --device out")
-    return [layer.to(device) for layer in layers], x.to(device), y.to(device), loss
+    return [layer.to(device) for layer in layers], x.detach().to(device), y.to(device), loss
 
 
 def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, seconds: float,
@@ -52,14 +52,14 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
     kept: dict[str, list[int]] = {"layers": [*sizes], "saved_bytes": [], "message_bytes": []}
     for i, layer in enumerate(layers):
         last = i == len(layers) - 1
-        x = x if i == 0 or not x.is_floating_point() else x.requires_grad_()
+        x.requires_grad_(i > 0 and x.is_floating_point())
         try:
             end = (lambda output: loss(output, y)) if last else lambda output: output
-            output, saved = _saved(layer, x, end)
+            output, saved, feed = _saved(layer, x, end)
             if not isinstance(output, torch.Tensor):
                 raise ValueError(f"it returns a {type(output).__name__}; each layer must return one tensor")
             grads = None if last else [torch.ones_like(output)]
-            for name, time in _times(layer, x, end, grads, known[optimizer], seconds, i == 0).items():
+            for name, time in _times(layer, x, feed, end, grads, known[optimizer], seconds).items():
                 kinds[name].append(time)
         except (RuntimeError, ValueError) as error:
             raise CostError(f"layer {i}: {' '.join(str(error).split())[:300]}") from error
@@ -71,19 +71,20 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
                      device=f"{x.device.type}, torch {torch.__version__}, {torch.get_num_threads()} threads")
 
 
-def _saved(layer: Any, x: Any, end: Callable[[Any], Any]) -> tuple[Any, int]:
-    """The output, and the bytes that stay for the backward beside parameters."""
+def _saved(layer: Any, x: Any, end: Callable[[Any], Any]) -> tuple[Any, int, Callable[[], Any]]:
+    """The output, the bytes that stay for the backward beside parameters, and a function that gives the input."""
     import torch
 
     found: Any = []  # they live on, so that no storage is used twice
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: found.append(tensor) or tensor, lambda tensor: tensor):
-        end(output := layer(x))
+        end(output := layer(given := x.clone() if x.requires_grad else x))
     own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     size = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}
-    return output, sum(nbytes for place, nbytes in size.items() if place not in own)
+    copied = x.requires_grad and (given._version or output is given)  # torch refuses a leaf to what works in place
+    return output, sum(size[place] for place in size.keys() - own), x.clone if copied else lambda: x
 
 
-def _times(layer: Any, x: Any, end: Any, grads: Any, update: Any, seconds: float, first: bool) -> dict[str, float]:
+def _times(layer: Any, x: Any, feed: Any, end: Any, grads: Any, update: Any, seconds: float) -> dict[str, float]:
     """The time of each kind of task, mixed as in a pipeline."""
     import torch
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
@@ -102,17 +103,16 @@ def _times(layer: Any, x: Any, end: Any, grads: Any, update: Any, seconds: float
     step = update(parameters, lr=1e-9).step if parameters else lambda: None
     stop = perf_counter() + seconds
     while len(seen["F"]) < ROUNDS or (perf_counter() < stop and len(seen["F"]) < MOST):
-        output = timed("F", lambda: end(layer(x)))
+        output = timed("F", lambda given: end(layer(given)), feed())
         if not output.requires_grad:  # there is nothing to differentiate
             continue
-        if not first:
+        if x.requires_grad:
             output = output.clone() if output._is_view() else output  # torch cannot detach a view
             groups = timed("O", stage_backward_input, [output], grads, [x], iter(parameters))[1]
             timed("W", stage_backward_weight, iter(parameters), groups)
-            output = end(layer(x))
+            output = end(layer(feed()))
         timed("B", torch.autograd.backward, [output], grads)
         timed("U", step)
         x.grad = None
-    found = {name: max(sorted(times[1:])[len(times) // 10] / 1000, LEAST) if times else LEAST
-             for name, times in seen.items()}
-    return found | ({"W": found["B"]} if first else {})
+    found = {name: max(sorted(t[1:] or [0])[len(t) // 10] / 1000, LEAST) for name, t in seen.items()}
+    return found if x.requires_grad else found | {"W": found["B"]}

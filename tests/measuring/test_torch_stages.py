@@ -27,6 +27,10 @@ def pair():
 def broken():
     layers, x, y, loss = net()
     return layers[:1] + nn.Sequential(nn.Linear(7, 7)) + layers[1:], x, y, loss
+def changes():
+    layers, x, y, loss = net()
+    layers[3] = nn.ReLU(inplace=True)
+    return [*layers[:4], nn.Identity(), nn.Flatten(), *layers[4:]], x, y, loss
 def listed(): return net()[0], net()[1], [1, 2], print
 def one(): return nn.Linear(6, 5), torch.zeros(4, 6), torch.zeros(4, 5), nn.functional.mse_loss
 def words(): return ["a"], torch.zeros(1), torch.zeros(1), print
@@ -63,6 +67,14 @@ def test_bytes_are_those_of_messages_and_of_what_a_forward_keeps(net, capsys):
     # tokens; nothing; its input; its output; its input; its input, log-probabilities, targets, and one number
     assert sizes["saved_bytes"][:5] == [4 * 6 * 8, 0, 4 * 48 * 4, 4 * 32 * 4, 4 * 32 * 4]
     assert sizes["saved_bytes"][5] >= 4 * 64 * 4 + 4 * 5 * 4 + 4 * 8
+
+
+def test_layers_that_work_in_place_or_return_their_input(net, capsys):
+    """The cut in stages needs the time of each layer alone, and a stage may have them inside."""
+    for more, stages in (([], 8), (["--stages", "2"], 2)):
+        found = reported(capsys, "profile", f"{net}:changes", *more)
+        assert all(len(found["kinds"][kind]) == stages and min(found["kinds"][kind]) > 0 for kind in "FOWBU")
+        assert sum(found["sizes"]["layers"]) == 8
 
 
 def test_the_table_for_people_has_a_row_for_each_stage(net, capsys):
