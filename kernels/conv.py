@@ -45,7 +45,7 @@ from .taps import (
 Pair = tuple[int, int]
 SAMPLES = 4  #: with fewer, the loops of `small` have too few outputs of a kind for a block
 TAPS = 64  #: with more, the tables of `small` take long to make
-PAIRS, PIXELS, SIDE = 512, 192, 4  #: of channels, of all images, of an image's side, from which `winograd` is faster
+PIXELS, SIDE = 192, 4  #: of all images, of an image's side, from which `winograd` is faster
 
 
 class Geometry(NamedTuple):
@@ -229,17 +229,17 @@ def _forth(w: Any, dx: Any, geometry: Geometry) -> Geometry | None:
     return found if together(w.shape[3], dx.shape[2], w.shape[2], 1, 1, geometry.groups) > 1 else None
 
 
-def _is_winograd(pixels: Sequence[int], w: Any, geometry: Geometry, outputs: int = 0) -> bool:
+def _is_winograd(pixels: Sequence[int], w: Any, geometry: Geometry) -> bool:
     """Whether the loops of `winograd` are faster, on processors with AVX-512, for such pixels (n, h, w) of the result,
-    or of the gradient that is summed. `outputs`: of dy, if w is a part of it."""
+    or of the gradient that is summed."""
     return (tuple(w.shape[1:3]) == (3, 3) and geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
             and w.dtype == "float32" and w.shape[0] % LANES == w.shape[3] % LANES == 0
-            and (outputs or w.shape[0]) * w.shape[3] >= PAIRS and min(pixels[1:]) >= SIDE and prod(pixels) >= PIXELS)
+            and min(w.shape[0], w.shape[3]) >= LANES and min(pixels[1:]) >= SIDE and prod(pixels) >= PIXELS)
 
 
-def _winograd(pixels: Any, w: Any, geometry: Geometry, outputs: int = 0) -> Any:
+def _winograd(pixels: Any, w: Any, geometry: Geometry) -> Any:
     """The module `winograd`, if its loops are faster here."""
-    if not _is_winograd(pixels.shape[:3], w, geometry, outputs):
+    if not _is_winograd(pixels.shape[:3], w, geometry):
         return None
     from . import tiles, winograd
 
@@ -285,11 +285,10 @@ def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     return _scratch((packed(plan.w), padded(plan.parts, plan.x[3])), y, w, geometry)
 
 
-def _scratch(sizes: Sequence[int], pixels: Any, w: Any, geometry: Geometry, tiles: int = CONVOLVED, outputs: int = 0
-             ) -> list[Any]:
+def _scratch(sizes: Sequence[int], pixels: Any, w: Any, geometry: Geometry, tiles: int = CONVOLVED) -> list[Any]:
     """Scratch arrays of these sizes, the first two large enough for `winograd`: a plan does not depend on the
     processor."""
-    if _is_winograd(pixels.shape[:3], w, geometry, outputs):
+    if _is_winograd(pixels.shape[:3], w, geometry):
         sizes = [max(each) for each in zip_longest(sizes, _winograd_work(w, tiles), fillvalue=0)]
     return [((size,), w.dtype) for size in sizes]
 
@@ -320,11 +319,11 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
                                         _by(pixels, geometry)),
                 *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
-        return [*_scratch((prod(dy.shape[:3]) * WIDEST,), dy, dw, geometry, SUMMED, rows[1]), *sums]
+        return [*_scratch((prod(dy.shape[:3]) * WIDEST,), dy, dw, geometry, SUMMED), *sums]
     plan = _plan(x, dw, dy, geometry)
     totals = len(blocks_of(rows, dw.shape[0], geometry.groups)) * LANES * plan.w[2] * plan.w[3]
     sizes = totals, padded(plan.parts, plan.x[3]), 2 * lines(plan.y) * plan.y[2] * LANES
-    return [*_scratch(sizes, dy, dw, geometry, SUMMED, rows[1]), *sums]
+    return [*_scratch(sizes, dy, dw, geometry, SUMMED), *sums]
 
 
 @conv2d.cpu
@@ -390,7 +389,7 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
         return [*conv2d_weight_grad.bind([x, joined(dy, pixels)], [wide], more, {
             "taps": wide.shape[1:3], "bias": False, "geometry": _by(pixels, geometry)}),
             folded(wide, geometry.stride[1], dw), *sums]
-    if winograd := _winograd(dy, dw, geometry, rows[1]):
+    if winograd := _winograd(dy, dw, geometry):
         return [*winograd.weight_sums(x, dy, dw, geometry.padding, rows[1], *work[:2]), *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
         axes = _places(x.shape[1:3], taps, dy.shape[1:3], geometry)

@@ -53,17 +53,15 @@ def _called(builder: Any, name: str, body: Callable[[Any], None], arguments: Seq
     builder.call(function, arguments)
 
 
-def _tile_into(function: Any, rows: int, vectors: int) -> None:
-    """The body of a tile's function: see `_tile`. Its arguments begin at the tile's first elements."""
-    from_a, across, along, from_b, steps, from_more, more_step, some, to, y_step, high, wide, least = function.args
+def _at(builder: Any, start: Any, step: Any, i: Any, v: int) -> Any:
+    """A pointer to vector v of row i."""
+    return _place(builder, builder.gep(start, [builder.mul(step, i)]), NUMBER(LANES * v))
+
+
+def _summed(builder: Any, rows: int, vectors: int, from_a: Any, across: Any, along: Any, from_b: Any, steps: Any
+            ) -> dict[tuple[int, int], Any]:
+    """The sums of a tile over at least one step, by row and vector: see `_tile`."""
     places = [(i, v) for i in range(rows) for v in range(vectors)]
-    builder = ir.IRBuilder(function.append_basic_block("start"))
-
-    def at(start: Any, step: Any, i: Any, v: int) -> Any:
-        return _place(builder, builder.gep(start, [builder.mul(step, i)]), NUMBER(LANES * v))
-
-    for i, v in places:  # what is written comes into the cache meanwhile
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), at(to, y_step, NUMBER(i), v), *map(ir.IntType(32), (1, 3, 1)))
     # where the rows of a are is hidden from the compiler, which makes a chain of sums of it
     hidden = ir.InlineAsm(ir.FunctionType(NUMBER, [NUMBER]), "", "=r,0")
     odd = [builder.call(hidden, [builder.mul(across, NUMBER(i))]) for i in range(1, rows, 2)]
@@ -87,6 +85,18 @@ def _tile_into(function: Any, rows: int, vectors: int) -> None:
         phi.add_incoming(value, again)
     builder.cbranch(builder.icmp_signed("<", following, steps), again, after)
     builder.position_at_end(after)
+    return new
+
+
+def _tile_into(function: Any, rows: int, vectors: int) -> None:
+    """The body of a tile's function: see `_tile`. Its arguments begin at the tile's first elements."""
+    from_a, across, along, from_b, steps, from_more, more_step, some, to, y_step, high, wide, least = function.args
+    places = [(i, v) for i in range(rows) for v in range(vectors)]
+    builder = ir.IRBuilder(function.append_basic_block("start"))
+    at = partial(_at, builder)
+    for i, v in places:  # what is written comes into the cache meanwhile
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), at(to, y_step, NUMBER(i), v), *map(ir.IntType(32), (1, 3, 1)))
+    new = _summed(builder, rows, vectors, from_a, across, along, from_b, steps)
     least = _repeated(builder, least)
 
     def stored(load: Callable[[int, int], Any] | None, store: Callable[[Any, int, int], Any]) -> None:
@@ -142,6 +152,33 @@ def _tile(rows: int, vectors: int) -> Any:
     return tile
 
 
+def _bare_into(function: Any, rows: int, vectors: int) -> None:
+    """The body of the function of `_bare`."""
+    from_a, across, from_b, steps, to, y_step = function.args
+    builder = ir.IRBuilder(function.append_basic_block("start"))
+    for (i, v), value in _summed(builder, rows, vectors, from_a, across, NUMBER(1), from_b, steps).items():
+        builder.store(value, _at(builder, to, y_step, NUMBER(i), v), align=4)
+    builder.ret_void()
+
+
+def _bare(rows: int, vectors: int) -> Any:
+    """y = a b for a whole tile, as in `_tile` with a_step 1."""
+    @intrinsic
+    def tile(typing, a, a_at, a_row, panels, b_at, deep, y, y_at, y_row):  # type: ignore[no-untyped-def]
+        def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            a_, a_first, across, panels_, b_first, steps, y_, y_first, step = arguments
+            from_a, from_b, to = (_address(context, builder, kind, array, at) for kind, array, at in (
+                (a, a_, a_first), (panels, panels_, b_first), (y, y_, y_first)))
+            _called(builder, f"bare.{rows}.{vectors}", partial(_bare_into, rows=rows, vectors=vectors),
+                    (from_a, across, from_b, steps, to, step))
+            return context.get_dummy_value()
+
+        return types.none(a, a_at, a_row, panels, b_at, deep, y, y_at, y_row), build
+
+    return tile
+
+
+bare_one, bare = (_bare(ROWS, v) for v in range(1, VECTORS + 1))
 large_one, large, small_one, small = (_tile(rows, v) for rows in (ROWS, LESS) for v in range(1, VECTORS + 1))
 
 

@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 
 from .registry import Thunk, flat, inlined, loop, memory
 from .taps import CONVOLVED, LANES, PLACES, ROWS, SUMMED
-from .tile_code import BITS, LESS, MASK, NUMBER, VECTOR, VECTORS, _masked, _place
+from .tile_code import BITS, LESS, MASK, NUMBER, VECTOR, VECTORS, _masked, _place, bare, bare_one
 from .tiles import _begin, _lower, _multiplied
 from .vectors import _address, transpose
 
@@ -176,9 +176,14 @@ def _convolve(x, filters, bias, y, work, numbers):  # type: ignore[no-untyped-de
         for p in range(PLACES):
             for k in range(0, outputs, COLUMNS):
                 for t in range(p * CONVOLVED, p * CONVOLVED + some, ROWS):
-                    _multiplied(work, t * c, c, 1, filters, (p * outputs + k) * c, c, bias, k, 0,
-                                p == SHIFT and len(bias) > 0, work, products + t * outputs + k, outputs, ROWS,
-                                min(COLUMNS, outputs - k), LEAST, False)
+                    at, to = (p * outputs + k) * c, products + t * outputs + k
+                    if p == SHIFT and len(bias):
+                        _multiplied(work, t * c, c, 1, filters, at, c, bias, k, 0, True, work, to, outputs, ROWS,
+                                    min(COLUMNS, outputs - k), LEAST, False)
+                    elif k + LANES < outputs:
+                        bare(work, t * c, c, filters, at, c, work, to, outputs)
+                    else:
+                        bare_one(work, t * c, c, filters, at, c, work, to, outputs)
         for t in range(some):
             image, top, left = done
             to = ((image * oh + top) * ow + left) * outputs

@@ -85,7 +85,8 @@ def test_few_pixels_have_the_bits_of_many(samples: int, size: tuple[int, int], s
 @pytest.mark.few(4)
 @pytest.mark.parametrize(("samples", "size", "padding", "channels", "outputs"), [
     (6, (7, 6), (1, 1), 32, 48), (3, (8, 9), (0, 2), 64, 32), (3, (9, 8), (3, 1), 32, 32), (16, (4, 4), (1, 1), 16, 64),
-    (1, (17, 15), (2, 0), 64, 16), (40, (6, 6), (0, 0), 32, 32), (2, (16, 16), (1, 1), 144, 48)])
+    (1, (17, 15), (2, 0), 64, 16), (40, (6, 6), (0, 0), 32, 32), (2, (16, 16), (1, 1), 144, 48),
+    (4, (16, 16), (1, 1), 16, 16)])
 def test_fewer_products_for_many_channels(samples: int, size: tuple[int, int], padding: tuple[int, int], channels: int,
                                           outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loops of `winograd`, and the loops of other processors with the same scratch arrays, are right as a whole and
