@@ -26,7 +26,7 @@ from minidl.core.schedule import Lane, Schedule
 from minidl.devices.device import CPU
 from minidl.plans.program import lower
 from minidl.runtime.runtime import Runtime
-from minidl.runtime.standstill import watched
+from minidl.runtime.standstill import Watcher
 
 STEPS = 100  #: of a turn
 
@@ -67,7 +67,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     for lanes in ("native", "python"):
         arms = {"watched": runtime(lanes, True), "plain": runtime(lanes, False), "again": runtime(lanes, False)}
         found: dict[str, list[float]] = {name: [] for name in arms}
-        with tempfile.TemporaryDirectory() as folder, watched(folder, 30.0, lambda: arms["watched"][0], None):
+        with tempfile.TemporaryDirectory() as folder, Watcher(folder, 30.0, lambda: arms["watched"][0], None):
             for i in range(rounds):
                 for name in sorted(arms, reverse=bool(i % 2)):
                     found[name].append(turn(*arms[name]))

@@ -19,7 +19,8 @@ from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.loopback import run_ranks
 from ..system import launcher, process
-from ..training.agreement import Disagreement, agree
+from ..training import checkpoint
+from ..training.agreement import Disagreement, agree, together
 from ..training.gossip_trainer import GossipTrainer
 from ..training.pipeline_trainer import PipelineTrainer
 from ..training.rank_trainer import RankTrainer
@@ -162,6 +163,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
             "the checkpoint's step": saved and saved.step}
 
     arguments, recorded, saved, log = agree(communicator, prepare)
+    if arguments.checkpoint:
+        together(communicator, lambda: checkpoint.check_shared(arguments.checkpoint))
     show.note(*recorded.remarks if first else ())
     if communicator.own_process and arguments.device == "cpu":
         hold_to_cores(communicator)

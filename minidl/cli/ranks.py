@@ -78,7 +78,7 @@ def info(arguments: Any, communicator: Any) -> int:
     cores = sorted(os.sched_getaffinity(0))
     ranks = communicator.gather({"host": socket.gethostname(), "bound_to": cores, "cores": len(cores),
                                  "machine_cores": os.cpu_count(), "gpus": _gpus(), "mpi": communicator.library,
-                                 "versions": versions()})
+                                 "versions": versions(), "local_rank": communicator.local_rank})
     problems = [f"rank {r} has {what} {rank['versions'].get(what)}, rank 0 {ranks[0]['versions'].get(what)}"
                 for r, rank in enumerate(ranks)
                 for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
@@ -90,10 +90,7 @@ def info(arguments: Any, communicator: Any) -> int:
         if count > len(available):
             problems.append(f"{count} ranks share {len(available)} cores on {host}")
     if communicator.rank == 0:
-        seen: Counter[str] = Counter()
         for rank in ranks:
-            rank["local_rank"] = seen[rank["host"]]
-            seen[rank["host"]] += 1
             rank["device"] = f"cuda:{rank['local_rank'] % rank['gpus']}" if rank["gpus"] else "cpu"
         rows = [(r, rank["host"], rank["local_rank"], " ".join(map(str, rank["bound_to"])), rank["device"], rank["mpi"],
                  rank["versions"]["minidl"]) for r, rank in enumerate(ranks)]

@@ -57,11 +57,8 @@ def steps_of(arguments: Any, recorded: Recorded) -> int:
 def claimed(arguments: Any) -> Iterator[None]:
     """Reserves the checkpoint's folder for this run. Raises UsageError if it has a checkpoint of another run, and
     CheckpointError if another process saves to it."""
-    if not arguments.checkpoint:
-        yield
-        return
-    with checkpoint.claim(arguments.checkpoint):
-        if not arguments.resume and checkpoint.exists(arguments.checkpoint):
+    with checkpoint.claim(arguments.checkpoint) if arguments.checkpoint else nullcontext():
+        if arguments.checkpoint and not arguments.resume and checkpoint.exists(arguments.checkpoint):
             raise UsageError(f"{arguments.checkpoint} already has a checkpoint; continue from it with "
                              f"--resume, or use another folder")
         yield
@@ -230,7 +227,7 @@ def watching(arguments: Any, trainer: Trainer) -> AbstractContextManager[Any]:
     seconds, folder = arguments.patience
     interrupts.answer()
     trainer.watched = True
-    return standstill.watched(folder, seconds, lambda: vars(trainer).get("run"), trainer.communicator,
+    return standstill.Watcher(folder, seconds, lambda: vars(trainer).get("run"), trainer.communicator,
                               arguments.line, show.note, lambda: len(trainer.seconds))
 
 

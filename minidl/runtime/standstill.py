@@ -15,8 +15,8 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ FRESH = 1.0  #: seconds: what a rank published as its wait counts if it has look
 
 class Watcher:
     """Watches what `run()` returns, which may have `doing` and `progress`; None: nothing yet. `steps()`: how many steps
-    have ended. Make it and close it in the thread that runs, on all ranks together. It makes `folder`, and removes the
-    files of earlier runs there: FileError if it cannot. It calls `told(line)` when it has written files."""
+    have ended. It is a context of the thread that runs, on all ranks together. It makes `folder`, and removes the files
+    of earlier runs there: FileError if it cannot. It calls `told(line)` when it has written files."""
 
     def __init__(self, folder: str | Path, patience: float, run: Callable[[], Any], communicator: Communicator | None,
                  command: str = "", told: Callable[[str], None] = lambda line: None,
@@ -131,9 +131,11 @@ class Watcher:
             "" if error is None else " ".join(f"{type(error).__name__}: {error}".split()),
             error is not None and not isinstance(error, RankError))
 
-    def close(self, error: BaseException | None = None) -> None:
-        """Ends the watch. `error`: why the run ends; if a task or a rank failed, or somebody interrupts it, this rank
-        writes its file."""
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Ends the watch. If a task or a rank failed, or somebody interrupts the run, this rank writes its file."""
         self._over.set()
         self._thread.join()
         if isinstance(error, TaskError | RankError | KeyboardInterrupt):
@@ -155,15 +157,3 @@ def _stack(thread: int) -> tuple[str, ...]:
         if (named := THREAD.match(head)) and int(named[1], 16) == thread:
             return tuple(f"{call[1]}:{call[2]} {call[3]}" for call in map(CALL.match, calls) if call)[:FRAMES]
     return ()
-
-
-@contextmanager
-def watched(*arguments: Any, **more: Any) -> Iterator[Watcher]:
-    """A Watcher of what runs inside; arguments as its own."""
-    watcher = Watcher(*arguments, **more)
-    try:
-        yield watcher
-    except BaseException as error:
-        watcher.close(error)
-        raise
-    watcher.close()

@@ -198,6 +198,12 @@ def claim(path: str | Path) -> Iterator[None]:
         yield
 
 
+def check_shared(path: str | Path) -> None:
+    """Raises CheckpointError if this rank does not see that rank 0 has claimed `path`, a directory."""
+    if (file := file_of(path)) != Path(path) and not file.with_name(f".{file.name}.lock").exists():
+        raise CheckpointError(f"cannot save to {path}: rank 0 has another folder there; give one that all ranks share")
+
+
 def file_of(path: str | Path) -> Path:
     """The file of a checkpoint of one process that is given as a file or a directory."""
     path = Path(path)

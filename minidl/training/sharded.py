@@ -77,6 +77,8 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
         network = {name.removeprefix(PREFIX): file for name, file in files.items() if _family(name) == NETWORK}
         about = {"texts": dict(texts), "weight_map": {n: f for n, f in files.items() if _family(n) != NETWORK},
                  "sha256": {name: digest for digests in found for name, digest in digests.items()}}
+        if lost := next((name for name in about["sha256"] if not (temporary / name).exists()), None):
+            raise WeightsError(f"cannot save {folder}: {lost} of another rank is not there; all ranks must share it")
         total = sum(size for name, size in sizes.items() if _family(name) == NETWORK)
         index = {"metadata": {"total_size": total, "minidl": {**about, "digest": _digest(about, network)}},
                  "weight_map": network}
@@ -87,9 +89,8 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
     try:
         found = together(communicator, write, WeightsError)
         together(communicator, lambda: finish() if me == 0 else None, WeightsError)
-    except Disagreement:
-        if me == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+    except Disagreement:  # each rank removes what it sees
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 

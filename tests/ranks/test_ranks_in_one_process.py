@@ -118,6 +118,23 @@ def test_a_policy_that_changes_the_folder_loses_no_file(tmp_path, monkeypatch, c
     assert list(Path("saved").iterdir())
 
 
+def test_ranks_with_folders_of_their_own_under_one_name_are_told_before_the_first_step(tmp_path, monkeypatch, capsys):
+    """As on a disk of each machine."""
+    monkeypatch.chdir(tmp_path)
+    begun = distributed.begun
+
+    def elsewhere(arguments):
+        here = Path(threading.current_thread().name)
+        here.mkdir()
+        os.chdir(here)
+        return begun(arguments)
+
+    monkeypatch.setattr(distributed, "begun", elsewhere)
+    assert refused(capsys, *PIPELINE, "--checkpoint", "folder") == (
+        "minidl: rank 1: cannot save to folder: rank 0 has another folder there; give one that all ranks share\n")
+    assert not [*tmp_path.rglob("*.*")]
+
+
 def test_each_rank_has_its_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = threading.Event()

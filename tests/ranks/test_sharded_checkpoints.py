@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,35 @@ def test_a_full_disk_of_one_rank_is_one_line_on_all_and_leaves_the_old_one(
                             f"is unchanged")
     assert [f.name for f in tmp_path.iterdir()] == ["step-00000001"]
     assert checkpoint.peek(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("layout", ["data", "replicas"])
+def test_ranks_that_do_not_see_one_folder_save_nothing_and_say_so(layout: str, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a folder of this name, as on a machine's own disk."""
+    monkeypatch.chdir(tmp_path)
+    ranks, replicas, _ = LAYOUTS[layout]
+    said = list[str]()
+
+    def save(trainer: Any) -> None:
+        here = Path(str(trainer.rank))
+        here.mkdir()
+        os.chdir(here)
+        with checkpoint.claim("folder") if trainer.rank == 0 else nullcontext():
+            trainer.gather(None)
+            checkpoint.check_shared("folder.safetensors")  # which rank 0 writes alone
+            if trainer.rank:
+                refuses((lambda: checkpoint.check_shared("folder"), "cannot save to folder: .* that all ranks share"))
+            else:
+                checkpoint.check_shared("folder")
+        with pytest.raises(Disagreement) as caught:
+            saved(trainer, Path("folder"))
+        said.append(str(caught.value))
+
+    trained(layout, save)
+    assert {*said} == {"rank 0: cannot save folder/step-00000002: model-00002-of-"
+                       f"{ranks * replicas:05}.safetensors of another rank is not there; all ranks must share it"}
+    assert not [f for f in tmp_path.rglob("*") if f.is_file() or "step" in f.name]
 
 
 def test_what_a_killed_run_has_left_is_removed_and_the_old_one_counts(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from minidl.runtime import runtime as runtimes
 from minidl.runtime.comm import RankError, Standstill
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.runtime import Runtime
-from minidl.runtime.standstill import Watcher, watched
+from minidl.runtime.standstill import Watcher
 from minidl.system import interrupts
 
 LOOK = 0.1  #: seconds of patience
@@ -116,7 +116,7 @@ def test_a_lane_that_hangs_is_named_with_its_task(monkeypatch: Any, tmp_path: Pa
         late = [n for n in names if "W" in n or "U" in n]
         schedule = Schedule.from_names({Lane(0): [n for n in names if n not in late], Lane(0, "side"): late})
         run = Runtime(lower(graph, schedule), device=on_cpu(lanes), watched=True)
-        with watched(tmp_path, LOOK, lambda: run, None):
+        with Watcher(tmp_path, LOOK, lambda: run, None):
             thread, ended = in_thread(lambda: run(*inputs))
             seen = judged_once(tmp_path, 1, "slow")
             gate.set()
@@ -155,7 +155,7 @@ def watched_on(folder: Path, communicator: Any, own: list[Any]) -> Iterator[tupl
     network, plan = own[communicator.rank]
     program = lower(*plan.with_messages, ranks=len(own), rank=communicator.rank)
     run = Runtime(program, transport=communicator, watched=True)
-    with watched(folder, LOOK, lambda: run, communicator):
+    with Watcher(folder, LOOK, lambda: run, communicator):
         yield network.batches(), run
 
 
@@ -260,7 +260,7 @@ def test_messages_in_a_circle_without_a_runtime(monkeypatch: Any, tmp_path: Path
     monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
 
     def work(communicator: Any) -> None:
-        with watched(tmp_path, LOOK, lambda: None, communicator):
+        with Watcher(tmp_path, LOOK, lambda: None, communicator):
             test_hangs.receives(communicator, 1 - communicator.rank, f"{communicator.rank}RF7")
 
     thread, ended = in_thread(lambda: run_ranks(2, work))
@@ -331,12 +331,11 @@ def test_a_run_that_makes_progress_writes_nothing_unless_asked(monkeypatch: Any,
             looks.append(len(looks))
             return len(looks)
 
-    watcher = Watcher(tmp_path, 0.04, lambda: Running(), None)
-    until(lambda: len(looks) > 20, "the watcher looks")
-    assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(interrupts, "asked", interrupts.asked + 1)
-    judged_once(tmp_path, 1, "none")
-    watcher.close()
+    with Watcher(tmp_path, 0.04, lambda: Running(), None):
+        until(lambda: len(looks) > 20, "the watcher looks")
+        assert not list(tmp_path.iterdir())
+        monkeypatch.setattr(interrupts, "asked", interrupts.asked + 1)
+        judged_once(tmp_path, 1, "none")
 
 
 UNDER_MPI = """
