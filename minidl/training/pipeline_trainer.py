@@ -56,7 +56,7 @@ class PipelineTrainer(Trainer):
         self.grid = RankGrid(communicator.size // recorded.ranks, recorded.ranks)
         machine = Machine(self.grid.ranks, recorded.job.memory_limit, cap,
                           lambda sizes: sums[0] + sums[1] * sum(sizes.values()), self.grid.replicas)
-        plan, of = shared(communicator, lambda: (recorded.plan(self.cost, machine, chunks=chunks), recorded))
+        (plan,), of = shared(communicator, recorded, lambda: [recorded.plan(self.cost, machine, chunks=chunks)])
         self.delays = delays(plan, of.optimizer.parameters) if recorded.job.rates_by_delay else []
         self.program = program = recorded.program(plan, communicator.rank, of)
         peaks, orders = zip(*communicator.gather((program.peak_bytes, program.collectives)), strict=True)
@@ -81,8 +81,7 @@ class PipelineTrainer(Trainer):
     def share(self, everywhere: bool = True) -> None:
         """Copies the parameters and states of all stages to every rank, from the first replica: the others may have
         other running statistics, from their own shares. All ranks must call it together."""
-        self.settle()
-        self.run.whole(everywhere=True)
+        super().share(everywhere=True)
         device = self.recorded.device
         first = self.grid.place(self.communicator.rank)[0] == 0
         mine = {i: np.array(device.read(self._array(i))) for i in self._mine} if first else {}
@@ -100,10 +99,6 @@ class PipelineTrainer(Trainer):
 
     def counts(self, t: Tensor) -> bool:
         return id(t.storage) in self._held
-
-    def held(self) -> Sequence[Tensor]:
-        """The parameters of this rank's stages."""
-        return [p for p in super().held() if self.counts(p)]
 
     def twin_of(self, rank: int) -> int:
         """The first rank that holds the same stages."""

@@ -18,11 +18,6 @@ from .trainer import Trainer, shared
 TRIAL_STEPS = 6  #: steps for each k when measurement confirms k
 
 
-def neighbours(k: int, largest: int) -> list[int]:
-    """The values of k that are measured besides the simulator's: 0, half of it, and one and a half times as many."""
-    return sorted({0, k // 2, min(largest, k + max(1, k // 2))} - {k})
-
-
 class RankTrainer(Trainer):
     """One rank of a run. `cost` is rank 0's cost on every rank, so that all make the same plan.
 
@@ -40,7 +35,7 @@ class RankTrainer(Trainer):
         self._base = among_ranks(cost, communicator)
         self._machine = Machine(communicator.size, recorded.job.memory_limit,
                                 collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
-        plans, self._of = shared(communicator, lambda: (self._plans(k, buckets), recorded))
+        plans, self._of = shared(communicator, recorded, lambda: self._plans(k, buckets))
         self._start()
         self._trials = plans if len(plans) > 1 else []
         self._tried: list[tuple[float, int]] = []
@@ -52,11 +47,12 @@ class RankTrainer(Trainer):
         self.program = self.recorded.program(plan, self.communicator.rank, self._of)
 
     def _plans(self, k: int | None, buckets: int | None) -> list[Plan]:
-        """The plan; and if the simulator chose k, plans for some values around it that fit."""
+        """The plan; and if the simulator chose k, those that fit for 0, half of k, and one and a half times as much."""
         found = [self.recorded.plan(self._base, self._machine, k=k, buckets=buckets)]
         notes = found[0].notes
         if k is None and self._machine.ranks > 1 and "largest_k" in notes:
-            for other in neighbours(notes["k"], notes["largest_k"]):
+            k = notes["k"]
+            for other in sorted({0, k // 2, min(notes["largest_k"], k + max(1, k // 2))} - {k}):
                 with suppress(MemoryLimitError):
                     found.append(self.recorded.plan(self._base, self._machine, k=other))
         return found
@@ -80,9 +76,3 @@ class RankTrainer(Trainer):
         if chosen is not self.plan:
             self.run.close()
             self._use(chosen)
-
-    def share(self, everywhere: bool = False) -> None:
-        """Settles. Rank 0 then has the states and parameters that ranks share out as a whole; `everywhere`: all ranks
-        have the parameters."""
-        self.settle()
-        self.run.whole(everywhere)

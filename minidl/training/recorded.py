@@ -36,6 +36,8 @@ from ..system.process import paused
 from . import objectives, weights
 from .job import MOMENTUM, OPTIMIZERS, Job
 
+FIRST = 64  #: how many labels ranks compare
+
 
 class Recorded:
     """A job's model and optimizer, and its step as a graph. Nothing has run.
@@ -63,6 +65,8 @@ class Recorded:
             self.optimizer = self._optimizer()
             self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
+        first = data.Loader(train.dataset, min(FIRST, job.batch_size), seed=job.seed)
+        self.first_labels = first.read(0)[1] if job.parallel != "none" else None  #: the same on all ranks
         self.train_data = fed(train.shard(rank, ranks), job.feed)
         self.share = job.batch_size // ranks  #: samples of a step on this rank
         if self.share % job.micro_batches:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import nn
+from ..autograd.tensor import Tensor
 from ..runtime.comm import Communicator
 from .agreement import agree
 from .recorded import Recorded
@@ -35,14 +35,21 @@ def identity(recorded: Recorded, flags: Mapping[str, Any]) -> dict[str, Any]:
             "the tokenizer's hash": sha256(data.dataset.tokenizer.encode()).hexdigest()[:16],
             "the share of a batch": recorded.share, "the number of slices": job.slices,
             "the number of micro-batches of an update": job.update_every, "the learning rate": job.lr,
-            "the kind of device": job.device.partition(":")[0], "the parameters' hash": initial_sha256(recorded.model)}
+            "the kind of device": job.device.partition(":")[0],
+            "the first labels' hash": sha256(np.ascontiguousarray(recorded.first_labels).data).hexdigest()[:16],
+            "the hash of the network and its parameters": step_sha256(recorded)[:16]}
 
 
-def initial_sha256(model: nn.Module) -> str:
-    """The SHA-256 of every parameter before training: of its values, or of the rule that makes them when asked for."""
-    every = [p for _, p in model.named_parameters()]
-    rules = [repr(p.storage.initial and p.storage.initial[1]) for p in every]
-    return sha256((sha256_of(p for p in every if p.storage.initial is None) + "".join(rules)).encode()).hexdigest()
+def step_sha256(recorded: Recorded) -> str:
+    """The SHA-256 of a step before training: of its operations, and of all that they read besides inputs, by its values
+    or the rule that makes them when asked for. It is equal for all parts of a batch."""
+    graph, first = recorded.graph, recorded.rank * recorded.share
+    launches = [launch.shifted(-first) for each in graph.launches for launch in each]
+    told = [(x.kernel, *(c for c in x.constants if isinstance(c[1], int | float | str | tuple))) for x in launches]
+    every = [spec.live for spec in graph.storages if spec.live is not None]
+    rules = [repr(s.initial and s.initial[1]) for s in every]
+    values = sha256_of(Tensor(s) for s in every if s.initial is None)
+    return sha256(f"{told}{rules}{values}".encode() + graph.keys.tobytes()).hexdigest()
 
 
 def device_of(name: str, communicator: Communicator) -> str:

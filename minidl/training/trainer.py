@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ..core.graph import TaskGraph
 from ..core.schedule import Schedule, ScheduleError
 from ..nn.module import state_array
 from ..optim.rates import Rate
+from ..plans.plan import Plan
 from ..pricing.cost import CostModel
 from ..runtime.comm import Communicator
 from ..runtime.executors import SequentialExecutor, runtime
@@ -32,7 +33,6 @@ from .realised import Orders
 from .recorded import Recorded
 from .tensors import raw
 
-T = TypeVar("T")
 TURN = 5  #: how many steps of a trainer follow each other if several take turns
 
 
@@ -40,11 +40,18 @@ class TrainingError(RuntimeError):
     """A run cannot continue. The message names the step."""
 
 
-def shared(communicator: Communicator, make: Callable[[], T]) -> T:
-    """The result of `make`; ranks that share a process get the first rank's result."""
-    if communicator.own_process:
-        return make()
-    return communicator.gather(make() if communicator.rank == 0 else None)[0]
+def shared(communicator: Communicator, recorded: Recorded, make: Callable[[], list[Plan]]
+           ) -> tuple[list[Plan], Recorded]:
+    """The plans that `make` gives, and the recording that they are of; ranks that share a process get the first rank's.
+    Raises Disagreement on all ranks if one has made others, as a policy may that depends on a hash or a clock."""
+    if not communicator.own_process:
+        return communicator.gather((make(), recorded) if communicator.rank == 0 else None)[0]
+    plans = make()
+    orders = communicator.gather(sha256("".join(plan.schedule.to_csv() for plan in plans).encode()).digest())
+    if other := next((rank for rank, order in enumerate(orders) if order != orders[0]), None):
+        raise Disagreement(f"{recorded.job.scheduler} orders tasks on rank {other} otherwise than on rank 0; give all "
+                           f"ranks one plan: minidl plan --save PLAN.csv, and --scheduler PLAN.csv")
+    return plans, recorded
 
 
 class Trainer:
@@ -233,8 +240,11 @@ class Trainer:
             raise self._failed("a gradient is not finite", len(self.losses))
 
     def share(self, everywhere: bool = False) -> None:
-        """Settles the run; on ranks, all of them together. Rank 0 then has the whole model, or each rank."""
+        """Settles the run; on ranks, all of them together. Rank 0 then has the states and parameters that ranks share
+        out as a whole; `everywhere`: all ranks have the parameters."""
         self.settle()
+        if self.communicator is not None:
+            self.run.whole(everywhere)
 
     def finish(self) -> None:
         """Ends the run of all ranks. Every rank then has the losses, which are means over the ranks that have them, the
@@ -254,7 +264,7 @@ class Trainer:
 
     def held(self) -> Sequence[Tensor]:
         """The parameters that this rank trains."""
-        return self.recorded.model.parameters()
+        return [p for p in self.recorded.model.parameters() if self.counts(p)]
 
     def holds(self, t: Tensor) -> bool:
         """Whether this rank has a tensor of the network or the optimizer as it is to be saved, or a share of it. States
@@ -345,7 +355,7 @@ def params_sha256(model: nn.Module) -> str:
 
 def sha256_of(tensors: Iterable[Tensor]) -> str:
     """The SHA-256 of these parameters and states in their order, little-endian."""
-    digest = hashlib.sha256()
+    digest = sha256()
     for t in tensors:
         digest.update(raw(state_array(t)))
     return digest.hexdigest()

@@ -263,6 +263,23 @@ sys.exit(main(sys.argv[1:]))
     assert "the number of samples is 640 on rank 1" in line
 
 
+DRAWS = """
+import numpy as np
+
+def anew():
+    random = np.random.default_rng()
+    return random.standard_normal((640, 8, 8, 1)), random.integers(0, 10, 640)
+"""
+
+
+def test_data_that_each_rank_draws_for_itself_are_told(tmp_path):
+    """In a pipeline, the first rank reads inputs and the last one labels."""
+    (tmp_path / "own.py").write_text(DRAWS)
+    flags = ["--parallel", "pipeline", "--micro-batches", "2", "--data", tmp_path / "own.py:anew"]
+    line = one_line(run(2, *train(*flags)))
+    assert re.search(r"the first labels' hash is '\w+' on rank 1 but '\w+' on rank 0; start every rank with", line)
+
+
 @pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(3600)",
                                                         marks=pytest.mark.slow)])
 def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
