@@ -75,10 +75,11 @@ def _binding(ranks: list[dict[str, Any]]) -> str:
 
 def info(arguments: Any, communicator: Any) -> int:
     """Prints one record from rank 0. Returns 1 if versions differ, or if there are more ranks than cores for them."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores, gpus, here = sorted(os.sched_getaffinity(0)), _gpus(), communicator.local_rank
     ranks = communicator.gather({"host": socket.gethostname(), "bound_to": cores, "cores": len(cores),
-                                 "machine_cores": os.cpu_count(), "gpus": _gpus(), "mpi": communicator.library,
-                                 "versions": versions(), "local_rank": communicator.local_rank})
+                                 "machine_cores": os.cpu_count(), "gpus": gpus, "mpi": communicator.library,
+                                 "versions": versions(), "local_rank": here,
+                                 "device": f"cuda:{here % gpus}" if gpus else "cpu"})
     problems = [f"rank {r} has {what} {rank['versions'].get(what)}, rank 0 {ranks[0]['versions'].get(what)}"
                 for r, rank in enumerate(ranks)
                 for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
@@ -90,8 +91,6 @@ def info(arguments: Any, communicator: Any) -> int:
         if count > len(available):
             problems.append(f"{count} ranks share {len(available)} cores on {host}")
     if communicator.rank == 0:
-        for rank in ranks:
-            rank["device"] = f"cuda:{rank['local_rank'] % rank['gpus']}" if rank["gpus"] else "cpu"
         rows = [(r, rank["host"], rank["local_rank"], " ".join(map(str, rank["bound_to"])), rank["device"], rank["mpi"],
                  rank["versions"]["minidl"]) for r, rank in enumerate(ranks)]
         table = show.table(("rank", "host", "on host", "cores", "device", "MPI", "minidl"), rows)

@@ -93,6 +93,7 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
                 with looks.held():
                     test = trainer.evaluate()
                     course.log(judged(trainer, step, test))
+            trainer.gather(None)  # in a step, others would wait for rank 0 no longer than for a task
             speed.pause()
         stop, told_by, why = looks.told(step, now=ended or step == course.steps)
         if keeper is not None:

@@ -17,6 +17,7 @@ from minidl.cli import main, runs
 from minidl.data import tokens
 from minidl.data.loader import permutation
 from minidl.pricing.cost import CostModel
+from minidl.runtime.comm.loopback import LoopBack
 from minidl.system.files import Growing
 from minidl.training import loop, sampling, trainer
 from minidl.training.job import OPTIMIZERS, Job
@@ -194,6 +195,20 @@ def test_ranks_log_and_judge_as_one_device_does(capsys, tmp_path, kind):
             if key in one:
                 assert two[key] == pytest.approx(one[key], rel=1e-9)
     assert checkpoint.peek(tmp_path / "c" / "best").test
+
+
+@pytest.mark.parametrize("kind", ["zb_h1", "data"])
+def test_ranks_wait_for_an_evaluation_as_long_as_it_takes(capsys, monkeypatch, kind):
+    """In a step they would wait ten times `wait_seconds` for a rank that is at work."""
+    evaluate = Trainer.evaluate
+
+    def slow(trainer, *progress):
+        time.sleep(3.5)
+        return evaluate(trainer, *progress)
+
+    monkeypatch.setattr(Trainer, "evaluate", slow)
+    monkeypatch.setattr(LoopBack, "wait_seconds", 0.25)
+    train(capsys, *RANKS[kind], "--epochs", 2)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
