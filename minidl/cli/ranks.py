@@ -6,7 +6,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..system import interrupts, launcher
@@ -59,10 +59,9 @@ def _gpus() -> int:
     from ..devices import DeviceError
     from ..devices.cuda.device import gpus
 
-    try:
+    with suppress(DeviceError):
         return gpus()
-    except DeviceError:
-        return 0
+    return 0
 
 
 def _binding(ranks: list[dict[str, Any]]) -> str:
@@ -85,8 +84,7 @@ def info(arguments: Any, communicator: Any) -> int:
                 for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
     problems += [f"rank {r} uses {rank['mpi']}, rank 0 {ranks[0]['mpi']}" for r, rank in enumerate(ranks)
                  if rank["mpi"] != ranks[0]["mpi"]]
-    on_host = Counter(rank["host"] for rank in ranks)
-    for host, count in on_host.items():
+    for host, count in Counter(rank["host"] for rank in ranks).items():
         available = {core for rank in ranks if rank["host"] == host for core in rank["bound_to"]}
         if count > len(available):
             problems.append(f"{count} ranks share {len(available)} cores on {host}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
-
 from .. import schedulers
 from ..autograd.initial import generator_of
 from ..runtime.clocks import Clock, logged, real_time
@@ -41,12 +39,10 @@ class GossipTrainer(RankTrainer):
         sends, whom = generator_of(self.job.seed, "gossip", step, key, rank).random(2)
         return (rank + 1 + int(whom * (ranks - 1))) % ranks if sends < share and ranks > 1 else -1
 
+    def twin_of(self, rank: int) -> int:
+        return rank
+
     def finish(self) -> None:
-        """Ends the run. Every rank then has the losses and the whole model."""
-        self.share()
-        _ = self.others
-        shares = self.communicator.gather((self.losses, self.run.log))
-        self.losses = np.mean([losses for losses, _ in shares if losses], axis=0).tolist()
-        self.log = [entry for _, entries in shares for entry in entries]
+        super().finish()
         if self.replays is not None and self.log != self.replays[0]:
             raise TrainingError(f"{self.replays[1]} is the log of another run: it has other versions")

@@ -254,7 +254,8 @@ class Trainer:
         self.share(everywhere=True)  # which settles before ranks talk of anything else: one may still await a message
         self.run.close()
         _ = self.others
-        shares = self.communicator.gather((self.losses, sha256_of(self.held()), getattr(self.run.log, "entries", ())))
+        log = self.run.log or ()
+        shares = self.communicator.gather((self.losses, sha256_of(self.held()), getattr(log, "entries", log)))
         for rank, (_, digest, _) in enumerate(shares):
             if digest != shares[first := self.twin_of(rank)][1]:
                 raise TrainingError(f"rank {rank} has other parameters than rank {first}, which holds the same layers, "

@@ -314,6 +314,33 @@ def test_help_is_for_every_rank():
     assert "--parallel" in done.stdout
 
 
+# ------------------------------------------------------------------------------------------------- scripts of one's own
+TWICE = """
+import sys
+{first}
+from minidl.cli import main
+for seed in "01":
+    assert main([*sys.argv[1:], "--seed", seed]) == 0
+total = MPI.COMM_WORLD.allreduce(1)
+if MPI.COMM_WORLD.rank == 0:
+    print(total)
+"""
+
+
+def test_who_starts_mpi_ends_it():
+    """A script may run several trainings beside its own use of mpi4py."""
+    done = run(2, *patched(TWICE.format(first="from mpi4py import MPI")))
+    assert done.returncode == 0, done.stderr
+    *runs, total = map(json.loads, done.stdout.splitlines())
+    assert ([found["ranks"] for found in runs], total) == ([2, 2], 2)
+
+
+def test_mpi_that_has_ended_is_told():
+    done = run(2, *patched(TWICE.format(first="")))
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert {*lines} == {"minidl: MPI has ended in this process and cannot start again; start a process for each run"}
+
+
 # ------------------------------------------------------------------------------------------------------------ failures
 RAISES = """
 import sys

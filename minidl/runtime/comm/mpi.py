@@ -119,7 +119,10 @@ class MPI(Communicator):
             if not launcher.connects(launcher.name(), name):
                 raise LauncherError(f"{launcher.name()} has started this process, and mpi4py uses the library of "
                                     f"{self.library}, whose ranks it cannot connect; {launcher.cure(name)}")
-            if not mpi.Is_initialized():
+            if mpi.Is_finalized():
+                raise MPIError("MPI has ended in this process and cannot start again; start a process for each run")
+            self._starts = not mpi.Is_initialized()
+            if self._starts:
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)
             if mpi.COMM_WORLD.Get_size() == 1 < launcher.size():
                 raise LauncherError(f"{launcher.name() or 'the launcher'} has started {launcher.size()} processes, and "
@@ -256,9 +259,11 @@ class MPI(Communicator):
         return self._watch is None or self._mpi.Is_finalized() or self._watch.fail(error)
 
     def close(self) -> None:
-        """Ends MPI, which waits until all ranks do."""
+        """Ends the watch; and MPI, which waits until all ranks do, unless somebody else has started it."""
         if self._watch is not None and not self._mpi.Is_finalized():
             self._watch.close()
+            if not self._starts:
+                return
             timer = _timer(self.silent_seconds,
                            f"this job has not ended within {self.silent_seconds:g} s after its last step: a rank was "
                            f"stopped, or its machine is gone (a larger MINIDL_MPI_SILENT_SECONDS waits longer)")
