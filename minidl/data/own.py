@@ -114,7 +114,7 @@ def _users(name: str, says: str = "") -> Iterator[None]:
         yield
     except (DataError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = f" ({found})" if (found := line_of(error)) else ""
         raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}{says}") from error
 

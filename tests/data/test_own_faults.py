@@ -25,6 +25,7 @@ def shapes(): return iter([(X, Y), (X[:, :2], Y)])
 def negative(): return X, -Y
 def large(): return X, Y + 10**12
 def fails(): return {}["key"]
+def ends(): raise SystemExit(3)
 def made(**changes):
     fields = {"name": "mine", "samples": 16, "shape": (3,), "classes": 2, "rows": lambda i: (X[i], Y[i])} | changes
     return data.Dataset(**fields)
@@ -43,7 +44,8 @@ def fractions(): return made(rows=lambda i: (X[i], Y[i] / 2))
     ("none", "it gives no batches"), ("shapes", "batch 1 has x (16, 2) and y (16,), batch 0 (16, 3) and (16,)"),
     ("negative", "sample 1 has label -1; labels are whole numbers from 0 on"),
     ("large", "a label is 1000000000001; the largest that a network is made for is 1048575"),
-    ("fails", "own.py:fails: KeyError: 'key' (own.py, line 14)"), ("samples", "the samples of its Dataset are 16.5"),
+    ("fails", "own.py:fails: KeyError: 'key' (own.py, line 14)"),
+    ("ends", "own.py:ends: SystemExit: 3 (own.py, line 15)"), ("samples", "the samples of its Dataset are 16.5"),
     ("shape", "the shape of its Dataset is 3"), ("serves", "its Dataset serves 'classification'; it must be a tuple"),
     ("labels", "sample 0 has label 7; with 2 classes it must be 0 to 1"),
     ("fractions", "y of its rows is float64 (4,); it must be one whole number for each sample"),
