@@ -41,5 +41,5 @@ def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[s
         for rank, other in enumerate(others, 1):
             if other.get(what) != first[what]:
                 raise Disagreement(f"{what} is {other.get(what)!r} on rank {rank} but {first[what]!r} on rank "
-                                   f"0; start every rank with the same command and files")
+                                   f"0; start every rank with the same command and files, and seed what these draw")
     return made

@@ -400,8 +400,9 @@ DOES = ("import os, signal, time\nfrom minidl.__main__ import run\n"
 
 
 STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
-SILENT = (r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was stopped, or its "
-          r"machine is gone \(a larger MINIDL_MPI_SILENT_SECONDS waits longer\)\n")
+SILENT = (r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was stopped, is in "
+          r"code that holds Python's lock, or its machine is gone \(a larger MINIDL_MPI_SILENT_SECONDS waits longer\)"
+          r"\n")
 #: Python handles a signal at the next of its instructions, here within the `with`
 CAUGHT = ("exec('with contextlib.suppress(BaseException): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)', "
           "{**globals(), 'contextlib': __import__('contextlib')})")

@@ -82,8 +82,8 @@ class Watch:
             if silent and self.failure is None:
                 self.failure, noticed = SilentRank(
                     silent[0], f"rank {self.rank} waits for rank {silent[0]}, which has given no sign of life for "
-                               f"{self._limit:g} s: it was stopped, or its machine is gone (a larger "
-                               f"MINIDL_MPI_SILENT_SECONDS waits longer)"), now
+                               f"{self._limit:g} s: it was stopped, is in code that holds Python's lock, or its "
+                               f"machine is gone (a larger MINIDL_MPI_SILENT_SECONDS waits longer)"), now
                 self._tell(FAILED, str(self.failure))
             self._send()
             if isinstance(self.failure, SilentRank) and not self._noticed and now - noticed > GRACE and self._first():
