@@ -46,8 +46,8 @@ def started(monkeypatch):
         did: list[str] = []
         fake: Any = SimpleNamespace(
             get_vendor=lambda: (library, (5, 0)), Is_initialized=lambda: False, THREAD_MULTIPLE=3,
-            Init_thread=did.append, Query_thread=lambda: 0, COMM_WORLD=SimpleNamespace(Get_size=lambda: size),
-            Get_library_version=lambda: "Other MPI 7\0\nmore")
+            Is_finalized=lambda: False, Init_thread=did.append, Query_thread=lambda: 0,
+            COMM_WORLD=SimpleNamespace(Get_size=lambda: size), Get_library_version=lambda: "Other MPI 7\0\nmore")
         package: Any = ModuleType("mpi4py")
         package.rc, package.MPI = SimpleNamespace(), fake
         monkeypatch.setitem(sys.modules, "mpi4py", package)
