@@ -266,9 +266,11 @@ def _(x: Any, w: Any, *rest: Any, act: str = "") -> Any:
     return [gemm(x, w.T, y), *(loop(_add_row, y, b) for b in bias), *cpu_act(act, y)]
 
 
-def cpu_act(act: str, y: Any) -> list[Thunk]:
-    """The calls after a product on the CPU: none, or relu in place."""
-    return KERNELS[act].bind([y], [y], [], {}) if act else []
+def cpu_act(act: str, *read: Any) -> list[Thunk]:
+    """The calls after a product on the CPU: none, or an activation's kernel, which writes over the last array that it
+    reads; row by row if there are gaps between rows, as in a part of a product's columns."""
+    each = [read] if all(a.flags.c_contiguous for a in read) else zip(*read, strict=True)
+    return [call for part in each for call in KERNELS[act].bind(part, part[-1:], [], {})] if act else []
 
 
 @linear.cuda(work=lambda reads, writes, act="": dense_work(*reads))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .linear import gemm, product
+from .linear import cpu_act, gemm, product
 from .registry import KERNELS, kernel
 
 SLOPES = ("relu_grad", "gelu_tanh_grad")  #: kernels (seen, dy) -> dx that a product may end with
@@ -19,7 +19,7 @@ def matmul_slope(xp: Any, a: Any, b: Any, seen: Any, *, act: str) -> Any:
 
 @matmul_slope.cpu
 def _(a: Any, b: Any, seen: Any, y: Any, *, act: str) -> Any:
-    return [gemm(a, b, y), *KERNELS[act].bind([seen, y], [y], [], {})]
+    return [gemm(a, b, y), *cpu_act(act, seen, y)]
 
 
 @matmul_slope.cuda()

@@ -12,6 +12,7 @@ from minidl.core.graph import Launch, View
 from minidl.core.tasks import strides_of
 from minidl.devices.device import cpu
 from minidl.kernels import KERNELS
+from minidl.kernels.product_slope import SLOPES
 from minidl.passes.split import axes_of, cut_in_parts
 
 ONE_NUMBER, ALL_ELEMENTS = "its result is one sum over all elements", "each element needs a sum over all of them"
@@ -28,7 +29,9 @@ WHOLE = {"cross_entropy": ONE_NUMBER, "mse": ONE_NUMBER, "square_sum": ONE_NUMBE
          **dict.fromkeys(("sgd_many", "adam_many", "nadam_many", "rmsprop_many", "cast_many", "unscale"), LENGTHS),
          **dict.fromkeys(("tick", "adam_tick", "nadam_tick", "clip_factor", "any_set", "scale_update",
                           "count_load", "move_bias"), NUMBERS)}
-CASES = [e for e in examples(6, 5) if KERNELS[e.kernel].axes]
+FEW = [Example("linear", ((2, 5), (7, 5), (7,)), ((2, 7),), {"act": "relu"}),  # whose parts are columns
+       *(Example("matmul_slope", ((2, 5), (5, 7), (2, 7)), ((2, 7),), {"act": act}) for act in SLOPES)]
+CASES = [*(e for e in examples(6, 5) if KERNELS[e.kernel].axes), *FEW]
 
 
 def run(launches: list[Launch], memory: list[np.ndarray]) -> None:
