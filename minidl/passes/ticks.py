@@ -33,21 +33,19 @@ def in_ticks(draft: Draft, stage: Ints) -> Draft:
         raise Refused(name, "stages update at once, but clipping or loss scaling needs the gradients of all of them",
                       "leave it out")
     e = draft.edit()
-    maker = {b: t for t in range(len(graph)) for b in graph.writes[t].tolist()}
+    maker = {b: t for t in reversed(range(len(graph))) for b in graph.writes[t].tolist()}  # the first one
     given = {view.storage for view in graph.inputs}
-    lasting = graph.persistent
     delayed: dict[tuple[int, int], list[int]] = {}  # (storage, ticks) -> tasks that read it so late
     buffers: dict[int, set[int]] = {}  # storage -> its buffers that cross
     for t in range(len(graph)):
         for b in graph.reads[t].tolist():
-            storage, own = int(graph.buffer_storage[b]), int(stage[t])
-            source = int(stage[maker[b]]) if b in maker and storage not in given else 0
-            if source == own or (lasting[b] and graph.buffer(b).role != Role.PARAMETER) or (b not in maker
-                                                                                            and storage not in given):
+            storage, own, role = int(graph.buffer_storage[b]), int(stage[t]), graph.buffer(b).role
+            source = 0 if storage in given else int(stage[maker.get(b, t)])
+            if source == own or (role.persistent and role != Role.PARAMETER):
                 continue
-            if graph.buffer(b).role == Role.PARAMETER or graph.kind[t] == Kind.U or b in graph.writes[t]:
+            if role == Role.PARAMETER or graph.kind[t] == Kind.U or b in graph.writes[t]:
                 raise Refused(name, f"stages {source} and {own} both use or add up {graph.buffer(b).name}",
-                              "take a network whose stages share nothing, or fewer stages")
+                              "take a network whose stages share nothing, fewer stages, or no --fusion")
             delayed.setdefault((storage, abs(own - source)), []).append(t)
             buffers.setdefault(storage, set()).add(b)
     for (storage, ticks), tasks in delayed.items():  # a launch has one place for a storage, such as joined channels

@@ -15,6 +15,7 @@ from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.data.dataset import DataError
 from minidl.data.feed import fed
+from minidl.fusion import fused
 from minidl.passes.draft import Draft
 from minidl.passes.ticks import in_ticks
 from minidl.schedulers.partime import stage_of
@@ -213,6 +214,13 @@ def test_a_weight_of_two_stages_is_refused() -> None:
     graph = ml.record(step, np.zeros((2, 6), np.float32))
     with pytest.raises(Refused, match="both use or add up .*take a network whose stages share nothing"):
         ml.plan(graph, "partime", COST, stages=2)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_value_that_another_stage_writes_over_is_refused(stages: int) -> None:
+    graph = fused(recorded()[2], ml.device.cpu(), ["in_place"])
+    with pytest.raises(Refused, match="both use or add up .*no --fusion"):
+        ml.plan(graph, "partime", COST, stages=stages)
 
 
 def test_joined_channels_of_two_stages_are_refused() -> None:
