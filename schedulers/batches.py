@@ -36,11 +36,12 @@ class Batches:
                 (work if work[batch[t]] or graph.kind[t] != Kind.F else forward)[batch[t]].append(t)
             writer |= dict.fromkeys(graph.writes[t].tolist(), t)
         counts = graph.writes.ids[((graph.kind == Kind.U) & ~changing)[graph.writes.row_of_each()]]
-        used = graph.reads.ids[(graph.kind == Kind.F)[graph.reads.row_of_each()]]  # a dropout's counter
+        draws = (graph.kind == Kind.F) | ((graph.kind == Kind.Q) & (graph.micro_batch > 0))
+        used = graph.reads.ids[draws[graph.reads.row_of_each()]]  # a counter of dropout or dither
         if (any(graph.kind[t] != Kind.F for t in apart) or {*graph.micro_batch[changing].tolist()} != {*batch}
                 or np.isin(used, counts).any()):
             raise Refused(name, "each micro-batch needs an update of its own, and nothing else of the others",
-                          "record the step so, of a network without time steps and dropout")
+                          "record the step so, of a network without time steps and dropout, without dither and lag")
         return cls(forward, [_updated_at_once(graph, tasks) for tasks in work], sorted(apart))
 
 

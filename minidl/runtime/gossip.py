@@ -32,12 +32,11 @@ class Gossip:
 
     def __init__(self, program: Program, moments: Sequence[tuple[int, int, bool]], peer: Callable[[int, int, int], int],
                  communicator: Communicator, device: Any = None, clock: Clock | None = None) -> None:
-        part = program.body[0]
-        self.replica, self.graph = Replica(part.graph, part.memory, device), part.graph
+        part, me = program.body[0], communicator.rank
+        self.replica, self.graph = Replica(part.graph, part.memory, device, me), part.graph
         self.log: list[VersionRead] = []
         self._moments, self._peer, self._communicator, self._clock = moments, peer, communicator, clock
-        own = {task for rank, task, arrives in moments if rank == communicator.rank and not arrives}
-        self._whole = len(own) == len(part.graph)
+        self._whole = sum(rank == me and not arrives for rank, _, arrives in moments) == len(part.graph)
         self._versions, self._step = Counter[int](), 0
         self._now: Event = -1, -1  #: at which this rank is
         self._bound: dict[tuple[int, int, bool], tuple[Any, Transfer]] = {}  # (update, peer, sends)

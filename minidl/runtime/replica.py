@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..autograd import tape as tapes
 from ..core.columns import Rows, grouped
 from ..core.graph import Role, TaskGraph, derive_edges
 from ..core.tasks import Kind, task_name, unpack
 from ..plans.memory import MemoryPlan
-from .bound import Bound
+from .bound import Bound, with_far
 from .version_log import VersionRead
 
 
@@ -25,7 +27,8 @@ class Replica:
     """One rank's weights, bound to a step with several batches. `share`: by layer, its share of the ranks' weights,
     which are 1 at first. `layer`: of each update of parameters."""
 
-    def __init__(self, graph: TaskGraph, memory: MemoryPlan | None = None, device: Any = None) -> None:
+    def __init__(self, graph: TaskGraph, memory: MemoryPlan | None = None, device: Any = None, rank: int = 0) -> None:
+        graph = replace(graph, storages=with_far(graph.storages, device or tapes.current().device, rank))
         self.graph, self.bound = graph, Bound(graph, memory, device)
         changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
         self.layer, own, home = dict[int, int](), dict[int, set[int]](), dict[int, int]()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .. import schedulers
 from ..autograd.initial import generator_of
 from ..runtime.clocks import Clock, logged, real_time
 from ..runtime.gossip import Gossip
 from ..runtime.version_log import VersionRead
 from ..schedulers.layup import moments
+from ..schedulers.ordered import taken
 from .rank_trainer import RankTrainer
 from .trainer import TrainingError
 
@@ -24,14 +24,13 @@ class GossipTrainer(RankTrainer):
 
     @functools.cached_property
     def run(self) -> Any:
-        known = schedulers.find(self.job.scheduler, "data").known(**self.job.scheduler_args)
-        share, graph, own = known.pop("share", 1.0), self.program.graph, self.communicator.rank
-        clock: Clock | None = real_time if known.pop("clock", "simulated") == "real" else None
+        told, graph, ranks = self.plan.notes, self.program.graph, self.communicator
+        clock: Clock | None = real_time if told.get("clock") == "real" else None
         if self.replays is not None:
             entries, name = self.replays
-            clock = logged([e for e in entries if e.rank == own], graph, name)
-        return Gossip(self.program, moments(graph, self.cost, self._machine, **known),
-                      functools.partial(self._peer, share), self.communicator, self.recorded.device, clock)
+            clock = logged([e for e in entries if e.rank == ranks.rank], graph, name)
+        return Gossip(self.program, moments(graph, self.cost, self._machine, **taken(moments, told)),
+                      functools.partial(self._peer, told.get("share", 1.0)), ranks, self.recorded.device, clock)
 
     def _peer(self, share: float, step: int, update: int, rank: int) -> int:
         """The rank to which an update sends its layer, or -1; drawn by (seed, step, update, rank) alone."""

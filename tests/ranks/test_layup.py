@@ -237,9 +237,26 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
     assert "nothing is slower than it is" in refused("--scheduler-arg", "clock=real", "--slow", "0=4")
     assert "is simulated or real, not 'sun'" in refused("--scheduler-arg", "clock=sun")
     assert "RANK=FACTOR" in refused("--slow", "two")
+    assert "without dither" in refused("--dither", "1")
     assert "it goes with --scheduler layup" in refused("--scheduler", "fifo", "--slow", "0=4")
     assert "keeps no checkpoint" in refused("--checkpoint", str(tmp_path / "saved"))
     assert "records no timeline" in refused("--trace", str(tmp_path / "trace.json"))
+
+
+@pytest.mark.parametrize("told", ["share=0", "message=0", "clock=real"])
+def test_a_saved_plan_keeps_its_options(told: str, capsys: Any, tmp_path: Any) -> None:
+    ranks, plan = ("--ranks", "2", "--scheduler-arg", told), str(tmp_path / "plan.csv")
+    reported(capsys, "plan", *(flag for flag in FLAGS[1:] if flag not in ("--steps", "3")), *ranks, "--save", plan)
+    log, real = str(tmp_path / "log.jsonl"), told == "clock=real"  # whose runs differ
+    wanted = reported(capsys, *FLAGS, *ranks, *(("--log-versions", log) if real else ()))
+    found = reported(capsys, *FLAGS, "--ranks", "2", "--scheduler", plan, *(("--replay", log) if real else ()))
+    assert found["params_sha256"] == wanted["params_sha256"]
+
+
+@pytest.mark.parametrize("more", [("--offload", "activations"), ("--scheduler-arg", "lag=0")], ids=str)
+def test_memory_that_leaves_and_bounds_keep_the_bits_of_these_moments(more: tuple[str, ...], capsys: Any) -> None:
+    found = [reported(capsys, *FLAGS, "--ranks", "2", *own) for own in ((), more)]
+    assert found[0]["params_sha256"] == found[1]["params_sha256"]
 
 
 @under_mpi
