@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import Floats, Ints
+from ...core.columns import Floats, Ints, spread
 from ...core.graph import TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement
@@ -68,7 +68,7 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int | None = None) -> In
     # units with updates only, with sums of uses, or without tasks go with the unit before
     works = np.bincount(graph.unit[work & ~sums_of_uses(graph)], minlength=units) > 0
     within = [name.rsplit("/", 1)[0] for name in names]  # `resnet/layer1/0` of `resnet/layer1/0/conv1`
-    begins = works & ~_inside_storages(graph, units) & np.array(
+    begins = works & ~_inside(graph, units) & np.array(
         [u == 0 or not names[u - 1] or within[u - 1] != within[u] for u in range(units)], bool)
     block = np.maximum(np.cumsum(begins) - 1, 0)
     of_block = np.bincount(block, time).astype(np.float64)
@@ -105,16 +105,19 @@ def in_stages(cost: CostModel, placement: Placement) -> CostModel:
                    sizes={name: value.astype(np.int64).tolist() for name, value in sizes.items()})
 
 
-def _inside_storages(graph: TaskGraph, units: int) -> Mask:
-    """For each unit, whether a cut before it would divide the writers of one storage, as of concatenated results."""
-    inside = np.zeros(units + 1, np.int64)
+def _inside(graph: TaskGraph, units: int) -> Mask:
+    """For each unit, whether a cut before it would divide the writers of one storage, as of concatenated results or a
+    gradient that is added in place, or put a forward that another one needs behind it, as fusion with a sum does."""
     writer, storage = graph.writes.row_of_each(), graph.buffer_storage[graph.writes.ids]
     several = np.bincount(graph.buffer_storage, minlength=len(graph.storages)) > 1
-    for s in np.unique(storage[several[storage] & ~graph.persistent[graph.writes.ids]]).tolist():
-        made = graph.unit[writer[storage == s]]
-        inside[made.min() + 1] += 1
-        inside[made.max() + 1] -= 1
-    return np.cumsum(inside)[:units] > 0
+    shared = (several[storage] | (graph.kind[writer] == Kind.O)) & ~graph.persistent[graph.writes.ids]
+    of, made = storage[shared], graph.unit[writer[shared]]
+    first, last = (spread(of, made, len(several), rest, by)[of] for rest, by in ((units, np.minimum), (-1, np.maximum)))
+    source, target = graph.preds.ids, graph.preds.row_of_each()
+    back = (graph.kind[target] == Kind.F) & (graph.kind[source] == Kind.F) & (graph.unit[source] > graph.unit[target])
+    begin, end = np.append(first, graph.unit[target[back]]), np.append(last, graph.unit[source[back]])
+    open_ones = np.cumsum(np.bincount(begin, minlength=units) - np.bincount(end, minlength=units))
+    return np.append(False, open_ones > 0)[:units]
 
 
 def linear_partition(time: Floats, parts: int) -> Ints:
@@ -129,10 +132,7 @@ def linear_partition(time: Floats, parts: int) -> Ints:
             at = int(np.argmin(worst))
             now[end], cut[part, end] = worst[at], at + part
         best = now
-    part_of = np.zeros(n, np.int64)
-    end = n
+    begins = [n]  # of the parts, the last one first
     for part in range(parts - 1, 0, -1):
-        begin = int(cut[part, end - 1])
-        part_of[begin:end] = part
-        end = begin
-    return part_of
+        begins.append(int(cut[part, begins[-1] - 1]))
+    return np.searchsorted(begins[:0:-1], np.arange(n), "right")

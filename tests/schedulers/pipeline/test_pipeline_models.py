@@ -9,11 +9,14 @@ from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import micro_batch
 from minidl.core.graph import GraphBuilder
 from minidl.core.tasks import GraphError, Kind
+from minidl.fusion import RULES
 from minidl.passes.rewrite import coarsen, fuse
 from minidl.plans.memory import plan_memory
 from minidl.plans.program import lower
 from minidl.pricing.cost import CostModel
 from minidl.schedulers import pipeline
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 MICRO_BATCHES = 4
 X, Y = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), np.array([0, 3, 1, 2])
@@ -64,6 +67,16 @@ def test_stages_are_cut_between_blocks_and_beside_units_without_a_name():
     assert pipeline.balanced(graph, cost, 4).tolist() == [0, 1, 2, 2, 3]
     with pytest.raises(pipeline.PipelineError, match="only 4 blocks"):
         pipeline.balanced(graph, cost, 5)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "densenet121", "revnet"])
+def test_wherever_blocks_of_a_fused_step_begin_it_can_be_cut(name: str):
+    """A norm that is fused with a sum runs behind later layers; a product may add to the gradient of a layer behind."""
+    graph = Recorded(Job(model=name, model_args={"preset": "tiny"}, batch_size=4, dither=1.0, parallel="pipeline",
+                         fusion=tuple(RULES))).graph
+    block = pipeline.balanced(graph, COST)
+    for begin in range(1, block.max() + 1):
+        ml.plan(graph, "gpipe", COST, ml.Machine(ranks=2), stage_of_unit=(block >= begin).astype(int))
 
 
 def test_fuse_publishes_at_the_end():
