@@ -17,7 +17,7 @@ Both are bound once to fixed arrays and then only called: they may allocate whil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, partial
@@ -77,11 +77,15 @@ class Kernel:
 
     def bind(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any],
              constants: dict[str, Any]) -> list[Thunk]:
-        """Prebuilt calls on these NumPy arrays. Raises KernelError if there is no CPU form."""
+        """Prebuilt calls on these NumPy arrays. Raises KernelError if there is no CPU form, or if it gives no calls."""
         if self._cpu is None:
             raise KernelError(f"kernel {self.name} has no CPU form; define one with @{self.reference.__name__}.cpu, as "
                               f"kernels/registry.py shows")
-        return self._cpu(*reads, *writes, *work, **constants)
+        made: Any = self._cpu(*reads, *writes, *work, **constants)
+        if not isinstance(made, Iterable) or not all(map(callable, calls := [*made])):
+            raise KernelError(f"the CPU form of kernel {self.name} gave a {type(made).__name__}; it must return a list "
+                              f"of calls without arguments, as kernels/registry.py shows")
+        return calls
 
     def cuda(self, work: Work | None = None) -> Callable[[Callable[..., Sequence[Call]]], Kernel]:
         """Registers the CUDA form (a decorator) and the scratch arrays that it needs, as `work` of `kernel`."""

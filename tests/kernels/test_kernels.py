@@ -145,6 +145,13 @@ def test_a_kernel_without_a_cpu_form_says_how_to_define_one(monkeypatch):
         tape.call("half", [x], [y])
 
 
+@pytest.mark.parametrize("form", [
+    lambda x, y: None, lambda x, y: lambda: np.negative(x, out=y), lambda x, y: [np.negative(x, out=y)]])
+def test_a_cpu_form_that_gives_no_calls_is_told(form):
+    with pytest.raises(KernelError, match="form of kernel mine gave a .*; it must return a list of calls"):
+        Kernel("mine", lambda xp, x: -x).cpu(form).bind([np.ones(2)], [np.ones(2)], [], {})
+
+
 def test_a_kernel_is_defined_once():
     with pytest.raises(KernelError, match="kernel relu is defined twice"):
         kernel("relu")(lambda xp, x: x)
