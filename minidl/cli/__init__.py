@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if alone and arguments.device == "cpu":  # CUDA's driver reserves much address space
                 machine.bound()
             show.check_outputs(arguments)
-            code = int(arguments.verb(arguments) or 0)
+            with show.record_alone(arguments):
+                code = int(arguments.verb(arguments) or 0)
         interrupts.check()
         return code
     except BrokenPipeError:
@@ -65,4 +66,5 @@ def _train_on_ranks(argv: Sequence[str]) -> int:
             raise wrong
 
         return train(refuse)
-    return train(lambda: arguments)
+    with show.record_alone(arguments):
+        return train(lambda: arguments)

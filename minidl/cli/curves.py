@@ -16,13 +16,12 @@ from ..system.files import write_atomic
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import show
-from .flags import UsageError
+from .flags import FLAGS, UsageError
 from .inputs import named, scheduler_of
 from .problem import problem
 
-#: flags of --curve's command that a point's own command has in another way, or not: name -> whether it has a value
-OTHERWISE = {"--curve": False, "--json": False, "--html": True, "--svg": True, "--scheduler": True, "--recompute": True,
-             "--offload": True, "--shard": True}
+#: flags of --curve's command that a point's own command has in another way, or not
+OTHERWISE = ("--curve", "--json", "--html", "--svg", "--scheduler", "--recompute", "--offload", "--shard")
 
 
 def show_curve(arguments: Any) -> int:
@@ -86,7 +85,7 @@ def _command(arguments: Any, point: Point) -> str:
         name, equals, _ = word.partition("=")
         if name not in OTHERWISE:
             kept.append(word)
-        elif OTHERWISE[name] and not equals:
+        elif "metavar" in FLAGS[name].options and not equals:
             next(words, None)
     limit = [] if point.limit is None else ["--memory-limit", str(point.limit)]
     if point.plan.cost.corun is not None and arguments.pairs is None and "streams" in schedulers.find(

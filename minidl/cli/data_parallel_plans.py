@@ -1,15 +1,12 @@
-"""Data-parallel ranks: the figures of their plans, their text, and a timeline of several iterations."""
+"""Data-parallel ranks: the figures of their plans, and their text."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..core.tasks import Kind
-from ..core.timeline import Timeline
-from ..passes.rewrite import unroll
 from ..plans.plan import Plan
 from ..pricing.exposed import exposed
-from ..pricing.simulation import simulate
 from ..schedulers.data_parallel import hidden
 from . import show
 
@@ -42,8 +39,3 @@ def text(plan: Plan) -> str:
     rows = [(name, value, meaning.get(name, "")) for name, value in found.items() if name != "scheduler"]
     unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
     return grid + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)
-
-
-def several(plan: Plan) -> Timeline:
-    """The predicted timeline of several iterations."""
-    return simulate(unroll(plan.graph, SHOWN), plan.schedule.repeated(SHOWN), plan.cost)

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from .. import __version__
 from .flags import FLAGS, UsageError, add_flags, check_flags, kind_of, saved, subject_of
+from .show import record_alone
 from .values import nearest
 
 
@@ -88,6 +90,7 @@ def _parser(given: str) -> _Parser:
     """The parser for a command with the verb `given`; without one of VERBS, it has a line of help for each."""
     parser = _Parser(prog="minidl",
                      description="A mini deep-learning engine in which the order of the backward pass is a value.")
+    parser.add_argument("--version", action="version", version=f"minidl {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     for name in [given] if given in VERBS else VERBS:
         function, text = VERBS[name]
@@ -144,7 +147,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             arguments.scheduler = USUAL[kind]
         if "--schedulers" not in given:
             arguments.schedulers = COMPARED[kind]
-    check_flags(arguments)
+    with record_alone(arguments):
+        check_flags(arguments)
     if (arguments.memory_limit and arguments.command not in ("check", "arena")
         and not given & {"--recompute", "--offload"}):
         arguments.recompute = arguments.offload = "auto"

@@ -186,18 +186,17 @@ def simulate(arguments: Any) -> int:
 
 def _draw(arguments: Any, made: Plan, record: dict[str, Any]) -> None:
     """Writes the predicted timeline as a picture, as a trace and as a page with `record`, if the flags ask for them."""
-    if arguments.html:
-        iterations = data_parallel.SHOWN if arguments.subject in "rl" else 1
-        show.write_page(arguments, record, [Shown.of(made, iterations=iterations)])
-    if not (arguments.svg or arguments.trace):
+    if not (arguments.html or arguments.svg or arguments.trace):
         return
-    timeline = data_parallel.several(made) if arguments.subject in "rl" else made.timeline
+    shown = Shown.of(made, iterations=data_parallel.SHOWN if arguments.subject in "rl" else 1)
+    if arguments.html:
+        show.write_page(arguments, record, [shown])
     if arguments.svg:
         versions = ({int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.read, strict=True)}
                     if isinstance(made, PipelinePlan) and made.versions is not None else None)
-        write_atomic(arguments.svg, timeline_svg(timeline, versions=versions))
+        write_atomic(arguments.svg, timeline_svg(shown.timeline, versions=versions))
     if arguments.trace:
-        show.write_trace(replace(timeline, work=_work(made)), arguments.trace, arguments.trace_factor)
+        show.write_trace(replace(shown.timeline, work=_work(made)), arguments.trace, arguments.trace_factor)
 
 
 def _work(made: Plan) -> Work | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..core.columns import grouped
 from ..system import interrupts, launcher
 from . import show
 from .machine import versions
@@ -84,10 +84,10 @@ def info(arguments: Any, communicator: Any) -> int:
                 for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
     problems += [f"rank {r} uses {rank['mpi']}, rank 0 {ranks[0]['mpi']}" for r, rank in enumerate(ranks)
                  if rank["mpi"] != ranks[0]["mpi"]]
-    for host, count in Counter(rank["host"] for rank in ranks).items():
-        available = {core for rank in ranks if rank["host"] == host for core in rank["bound_to"]}
-        if count > len(available):
-            problems.append(f"{count} ranks share {len(available)} cores on {host}")
+    for host, own in grouped((rank["host"], rank) for rank in ranks).items():
+        available = {core for rank in own for core in rank["bound_to"]}
+        if len(own) > len(available):
+            problems.append(f"{len(own)} ranks share {len(available)} cores on {host}")
     if communicator.rank == 0:
         rows = [(r, rank["host"], rank["local_rank"], " ".join(map(str, rank["bound_to"])), rank["device"], rank["mpi"],
                  rank["versions"]["minidl"]) for r, rank in enumerate(ranks)]

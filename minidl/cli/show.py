@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,21 @@ if TYPE_CHECKING:
 CHAKRA = ".et"  #: the suffix of execution traces
 
 
+@contextmanager
+def record_alone(arguments: Any) -> Iterator[None]:
+    """Inside, with --json, what a user's code prints goes to standard error: standard output is the record's alone."""
+    arguments.out = sys.stdout
+    with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
+        yield
+
+
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str], code: int = 0) -> int:
     """Prints the record with --json, else the text, as the last act of a command: nothing after an interrupt, and no
     interrupt after it. The tasks in a text that a function makes are in their colours on a terminal. Returns `code`,
     the command's exit code."""
     interrupts.check()
     if arguments.json:
-        print(json.dumps(record, allow_nan=False))
+        print(json.dumps(record, allow_nan=False), file=arguments.out)
     elif isinstance(text, str):
         print(text)
     else:

@@ -9,7 +9,7 @@ import pytest
 from command_line import SMALL, one_line, refusal, reported, run, run_json, shown
 from helpers import deadline, python
 
-from minidl import checkpoint, models
+from minidl import __version__, checkpoint, models
 from minidl.cli import main
 from minidl.cli.parser import VERBS, parse
 from minidl.runtime.executors import TaskError
@@ -27,6 +27,56 @@ def test_train_reports_every_promised_key(capsys):
     assert set(record["step_ms"]) == {"median", "p10", "p90"}
     assert record["steps"] == 3
     assert 0 <= record["accuracy"] <= 1
+
+
+LOUD = """
+import numpy as np
+from minidl import nn, schedulers
+print("loaded")
+
+class Loud(nn.Module):
+    input_shape, classes = (4,), 3
+    def __init__(self):
+        print("made")
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x):
+        print("forward")
+        return self.layer(x)
+
+def net():
+    return Loud()
+
+def points():
+    return np.random.default_rng(0).standard_normal((100, 4)), np.arange(100) % 3
+
+def order(graph, cost, machine):
+    print("ordered")
+    return schedulers.in_order(graph)
+"""
+
+
+@pytest.mark.parametrize("how", ["--json", "--config quiet.toml", ""])
+@pytest.mark.parametrize("ranks", ["", "--parallel data --ranks 2"])
+def test_what_a_users_file_prints_is_not_on_the_output_of_json(how, ranks, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loud.py").write_text(LOUD)
+    (tmp_path / "quiet.toml").write_text("json = true")
+    own = "" if ranks else "--scheduler loud.py:order"
+    words = f"train --model loud.py:net --data loud.py:points --costs analytic --batch-size 8 --steps 2 {own} {ranks}"
+    assert main([*words.split(), *how.split()]) == 0
+    found, printed = capsys.readouterr(), {"loaded", "made", "forward", *(["ordered"] if own else [])}
+    if not how:
+        assert printed <= set(found.out.split()), "without --json it stays where it was printed"
+    else:
+        assert json.loads(found.out)["steps"] == 2
+        assert printed <= set(found.err.split())
+
+
+def test_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"minidl {__version__}\n"
 
 
 def test_params_sha256_is_of_every_parameter_in_state_dict_order(capsys):
