@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.machine import Machine
+from ..core.machine import Machine, is_number
 from ..core.placement import PipelineError
+from ..pricing.cost import MOST
 from ..schedulers.pipeline import Pipeline
 from ..system.files import read_text
 
@@ -53,11 +54,12 @@ class Task:
             self.machine, self.pipeline  # noqa: B018 (they check their numbers)
             for name in NUMBERS:
                 times = np.asarray(getattr(self, name))  # not of float64, which makes numbers of text
-                if times.dtype.kind not in "if" or times.ndim > 1 or not (np.isfinite(times) & (times > 0)).all():
-                    raise PipelineError(f"{name} must be a positive number, or a list of them")
-            if not (isinstance(self.latency, int | float) and 0 <= self.latency < np.inf):
-                raise PipelineError("latency must be a number of at least 0")
-            if not (isinstance(self.optimum, dict) and all(isinstance(x, int | float) for x in self.optimum.values())):
+                if times.dtype.kind not in "if" or times.ndim > 1 or not ((times > 0) & (times <= MOST)).all():
+                    raise PipelineError(f"{name} must be a positive number, or a list of them, each at most {MOST:g}")
+            if not (is_number(self.latency) and 0 <= self.latency <= MOST):
+                raise PipelineError(f"latency must be a number of at least 0, and at most {MOST:g}")
+            best = self.optimum.values() if isinstance(self.optimum, dict) else [None]
+            if not all(is_number(x) and abs(x) <= MOST for x in best):
                 raise PipelineError('optimum must be an object of numbers, as in {"makespan": 27}')
             if 3 * self.ranks * self.micro_batches > MOST_TASKS:
                 raise PipelineError(f"{self.ranks} ranks and {self.micro_batches} micro-batches have more than "
@@ -79,24 +81,21 @@ class Task:
     @property
     def bound(self) -> float:
         """A lower bound on the period of every order on any placement: the work of a rank if all have the same."""
-        def total(times: float | list[float]) -> float:
-            return float(np.sum(times) if np.ndim(times) else np.multiply(times, self.ranks))
-
-        return self.micro_batches * sum(total(getattr(self, name)) for name in NUMBERS) / self.ranks
+        times = (getattr(self, name) for name in NUMBERS)
+        return self.micro_batches * sum(sum(t) if np.ndim(t) else t * self.ranks for t in times) / self.ranks
 
 
 def read(where: str) -> list[Task]:
     """The problems of a JSON file; or the bundled ones, `all` of them or by names with commas. Raises ArenaError."""
-    bundled = _of(BUNDLED)
+    bundled = {problem.name: problem for problem in _of(BUNDLED)}
     if where.endswith(".json"):
         return _of(Path(where))
-    names = [problem.name for problem in bundled]
-    chosen = names if where == "all" else where.split(",")
+    chosen = [*bundled] if where == "all" else where.split(",")
     for name in chosen:
-        if name not in names:
+        if name not in bundled:
             raise ArenaError(f"{name[:60]!r} is neither a .json file nor a bundled problem; known: all, "
-                             f"{', '.join(names)}")
-    return [problem for problem in bundled if problem.name in chosen]
+                             f"{', '.join(bundled)}")
+    return [problem for name, problem in bundled.items() if name in chosen]
 
 
 def _of(path: Path) -> list[Task]:
@@ -107,8 +106,7 @@ def _of(path: Path) -> list[Task]:
     except json.JSONDecodeError as error:
         raise ArenaError(f"{path}: {error}") from None
     found = [_task(path, record) for record in (content if isinstance(content, list) else [content])]
-    names = [task.name for task in found]
-    if not found or len(set(names)) < len(names):
+    if len({task.name for task in found}) < max(1, len(found)):
         raise ArenaError(f"{path}: {'two problems have the same name' if found else 'it has no problems'}")
     return found
 
@@ -119,8 +117,9 @@ def _task(path: Path, record: Any) -> Task:
         raise ArenaError(f"{path}: a problem is an object with name, ranks and micro_batches")
     if unknown := sorted(record.keys() - known):
         raise ArenaError(f"{path}: unknown key {unknown[0][:40]!r}; known: {', '.join(sorted(known))}")
-    if not isinstance(record["name"], str) or not record["name"].isprintable():
-        raise ArenaError(f"{path}: the name of a problem is a text, not {str(record['name'])[:40]!r}")
+    for key in ("name", "about", "unit"):
+        if not isinstance(text := record.get(key, ""), str) or not text.isprintable():
+            raise ArenaError(f"{path}: the {key} of a problem is a line of text, not {str(text)[:40]!r}")
     try:
         return Task(**record)
     except ArenaError as error:

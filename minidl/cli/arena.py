@@ -88,7 +88,7 @@ def _record(task: Task, entries: Sequence[Entry], named: Sequence[str]) -> dict[
 def _text(record: dict[str, Any]) -> str:
     parts = []
     for problem in record["problems"]:
-        facts = [f"no period is below {problem['bound']:g}"]
+        facts = [f"no period is below {problem['bound']:g} {problem['unit']}".rstrip()]
         facts += [f"best {name.replace('_', ' ')} with one stage on each rank: {value:g}"
                   for name, value in problem["optimum"].items()]
         rows = [(e["rank"], e["entry"] + " <" * e["own"], f"{e['period']:.6g}", f"{e['above_bound']:.1%}",
@@ -110,7 +110,7 @@ def _page(arguments: Any, record: dict[str, Any], results: Sequence[tuple[Task, 
     figures: dict[str, Any] = {"board": [
         {"place": i, **row, "score": f"{row['score']:.3f}"} for i, row in enumerate(record["board"], 1)]}
     for problem in record["problems"]:
-        figures[problem["problem"]] = [
+        figures[f"{problem['problem']}: {problem['about']}"] = [
             {name: f"{value:.1%}" if name == "above_bound" else value for name, value in e.items() if name != "own"}
             for e in problem["entries"]]
         if problem["refused"]:
@@ -119,7 +119,8 @@ def _page(arguments: Any, record: dict[str, Any], results: Sequence[tuple[Task, 
     for task, entries in results:
         for _, entry in games.ranked(entries)[:1]:
             assert entry.plan is not None
-            best.append(replace(Shown.of(entry.plan), title=f"{task.name}: {entry.name}"))
+            best.append(replace(Shown.of(entry.plan), title=f"{task.name}: {entry.name}",
+                                timeline=replace(entry.plan.timeline, unit=task.unit)))
     if not best:
         raise ArenaError("no entry has a valid order, so there is no timeline to show; leave --html out")
     show.write_page(arguments, figures, best)

@@ -23,7 +23,7 @@ def is_whole(value: Any, least: int = 1) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and value == value  # no NaN
 
 
 class PlanError(ValueError):

@@ -120,7 +120,7 @@ def _packed(shown: Shown) -> dict[str, Any]:
     order = t.tasks  # lane by lane: the order of all columns of tasks
     return {
         "title": shown.title, "remarks": " ".join(f"{line}." for line in shown.remarks),
-        "unit": unit, "scale": UNITS[t.unit] / UNITS[unit] if unit in UNITS else 1.0,
+        "unit": unit, "of_times": t.unit, "scale": UNITS[t.unit] / UNITS[unit] if unit in UNITS else 1.0,
         "labels": list(t.labels), "predicted": _timeline(t), **_explained(shown, order),
         "measured": None if m is None else _timeline(m, t),
         "memory": [{"label": f"rank {c.rank}", "bytes": c.bytes, "peak": float(c.peak),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -280,7 +281,12 @@ def test_the_optima_are_proved(task):
     *(({"name": "a", "ranks": 2, "micro_batches": 2, "forward": time}, "forward must be a positive number, or a list")
       for time in ("fast", "1", ["1", 2], True, None, [[1, 2]])),
     *(({"name": "a", "ranks": 2, "micro_batches": 2, "optimum": best}, "optimum must be an object of numbers")
-      for best in (27, {"makespan": "27"}, {"makespan": None})),
+      for best in (27, {"makespan": "27"}, {"makespan": None}, {"makespan": math.nan}, {"makespan": math.inf})),
+    *(({"name": "a", "ranks": 2, "micro_batches": 2, "forward": time}, "forward must be a positive number, or a list")
+      for time in (math.nan, math.inf, 1e300, [1, 1e19])),
+    ({"name": "a", "ranks": 2, "micro_batches": 2, "activation_cap": math.nan}, "activation_cap is nan"),
+    *(({"name": "a", "ranks": 2, "micro_batches": 2, key: text}, f"the {key} of a problem is a line of text")
+      for key in ("name", "about", "unit") for text in (None, 5, ["x"], "two\nlines", "\x1b[31m")),
     ({"name": "a", "ranks": 2, "micro_batches": 2, "latency": None}, "latency must be a number"),
     ({"name": "a", "ranks": 2, "micro_batches": 2, "activation_cap": "x"}, "activation_cap is 'x'"),
     ({"name": "a", "ranks": 60_000, "micro_batches": 60_000}, "have more than 100,000 tasks"),
@@ -309,7 +315,7 @@ def test_the_board_is_text_and_a_page(own, capsys):
     named = ["own.py:text", "own.py:number", "zb_h1"]
     assert main(["arena", "own.json", *named, "--alone", "--html", "board.html"]) == 1
     out = capsys.readouterr().out
-    assert "small: two stages; no period is below 14" in out
+    assert "small: two stages; no period is below 14 ms" in out
     assert "own.py:text <" in out
     assert "own.py:number: TypeError" in out
     page = Path("board.html").read_text()

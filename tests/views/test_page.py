@@ -455,3 +455,20 @@ def test_a_graph_is_drawn_up_to_two_thousand_tasks(micro_batches, drawn, chromiu
     with opened(chromium, written(tmp_path, Shown.of(plan)), ready="window.page") as tab:
         assert tab.locator("#graph g").count() == (len(plan.graph) if drawn else 0)
         assert tab.is_visible("#network") == drawn
+
+
+def test_the_page_of_the_arena_takes_any_name_and_no_two_units_on_one_axis(chromium, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    problems = [{"name": name, "ranks": 2, "micro_batches": 2, "about": "a_b", "unit": unit}
+                for name, unit in (("board", "ms"), ("diagnosis", "ms"), ("curve", "ms"), ("arms", "us"))]
+    for some in (problems[:3], problems):
+        (tmp_path / "own.json").write_text(json.dumps(some))
+        assert main(["arena", "own.json", "zb_h1", "gpipe", "--alone", "--html", "board.html"]) == 0
+        with opened(chromium, tmp_path / "board.html", ready="window.page") as tab:
+            heads = tab.locator("#arms p").all_inner_texts()
+            assert heads == ["board", *(f"{problem['name']}: a_b" for problem in some)]
+            shown = tab.locator("#plan option").all_inner_texts()
+            assert shown == ["all"] * (len(some) == 3) + [f"{problem['name']}: zb_h1" for problem in some]
+            tab.select_option("#plan", str(len(some) - 1))
+            took = "7,000 us" if len(some) == 3 else "7 us"
+            assert tab.evaluate("page.layout().rows[0].text") == f"predicted: makespan {took}"

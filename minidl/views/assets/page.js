@@ -747,7 +747,7 @@ function showFigures() {
   const isTable = ([, v]) => Array.isArray(v) && v.length && typeof v[0] === "object";
   const tables = entries.filter((e) => isTable(e) && e[0] !== "arms"); // these have a table on top
   const rest = entries.filter((e) => !isTable(e) && e[0] !== "diagnosis");
-  const shown = tables.flatMap(([k, v]) => [make("p", {}, make("b", {}, k.replaceAll("_", " "))),
+  const shown = tables.flatMap(([k, v]) => [make("p", {}, make("b", {}, DATA.figures.board ? k : k.replaceAll("_", " "))),
     tableOf(Object.keys(v[0]).map((c) => c.replaceAll("_", " ")), v.map((row) => Object.values(row).map(plain)))]);
   if (DATA.figures.board) $("arms").replaceChildren(...shown); // the arena's tables are what its page is for
   $("numbers").replaceChildren(...(DATA.figures.board ? [] : shown),
@@ -766,7 +766,7 @@ function show(index) {
 }
 
 readColours();
-if (plans.length > 1) $("plan").append(make("option", { value: "all" }, "all"));
+if (plans.length > 1 && plans.every((p) => p.of_times === plans[0].of_times)) $("plan").append(make("option", { value: "all" }, "all"));
 $("plan").append(...plans.map((p, i) => make("option", { value: i }, p.title)));
 $("plan").hidden = plans.length < 2;
 $("plan").addEventListener("change", () => show($("plan").value));
