@@ -56,8 +56,10 @@ def judge(task: Task, text: str, name: str, own: bool = True, seconds: float = 0
 
 
 def _entered(task: Task, plan: Any, name: str, own: bool, seconds: float = 0.0) -> Entry:
-    """The entry with this proved plan."""
+    """The entry with this proved plan. Raises PipelineError for one on older weights."""
     assert isinstance(plan, PipelinePlan)
+    if plan.stale:
+        raise PipelineError("it trains on older weights, so its period is of a mini-batch and not of a step")
     place, micro_batch = plan.placement, np.arange(plan.micro_batches)
     crosses = (np.diff(place.table, axis=1) != 0).sum(axis=1)
     links = 2 * int(crosses[place.direction(micro_batch, plan.micro_batches)].sum())  # activations, then gradients

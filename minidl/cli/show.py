@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 CHAKRA = ".et"  #: the suffix of execution traces
 
 
-@contextmanager
-def record_alone(arguments: Any) -> Iterator[None]:
+def record_alone(arguments: Any) -> AbstractContextManager[Any]:
     """Inside, with --json, what a user's code prints goes to standard error: standard output is the record's alone."""
     arguments.out = sys.stdout
-    with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
-        yield
+    return redirect_stdout(sys.stderr) if arguments.json else nullcontext()
 
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str], code: int = 0) -> int:

@@ -240,6 +240,15 @@ def test_a_policy_with_several_stages_on_a_rank_and_files_are_entries(own, capsy
     assert [(row["entry"], row["peak_activations"]) for row in tight["entries"]] == [("v_half", 3.0)]
 
 
+@pytest.mark.parametrize("name", [n for n in schedulers.names("pipeline") if schedulers.find(n).staged.stale])
+def test_an_order_on_older_weights_has_no_period_of_a_step(name, capsys):
+    code, found = shown(capsys, "unit", name, "zb_h1", "--alone")
+    assert code == 1
+    assert [e["entry"] for e in found["problems"][0]["entries"]] == ["zb_h1"]
+    assert "it trains on older weights" in found["problems"][0]["refused"][0]["why"]
+    assert max(row["score"] for row in found["board"]) <= 1
+
+
 def test_places_follow_period_peak_and_bytes():
     def entered(name: str) -> arena.Entry:
         return next(arena.published(UNIT, [name]))
