@@ -49,4 +49,4 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _of(drawn: Draws, figure: Any) -> dict[str, float]:
-    return {name: round(float(figure(times)), 4) for name in COLUMNS if (times := getattr(drawn, name)) is not None}
+    return {name: float(f"{figure(times):.8g}") for name in COLUMNS if (times := getattr(drawn, name)) is not None}

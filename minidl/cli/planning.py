@@ -143,15 +143,13 @@ def explain(arguments: Any) -> int:
 
 def _of_order(found: FalseWaits) -> str:
     """The cost of an order, as two tables."""
-    def heads(columns: tuple[str, ...]) -> list[str]:
-        return [name.replace("_", " ") for name in columns]
-
+    lanes, waits = ([name.replace("_", " ") for name in each._fields] for each in (LaneTime, FalseWait))
     words = (f"the largest of {found.count:,} waits" if found.count > len(found.largest) else "all waits"
              if found.count else "no task waits")
     unit = f", in {found.unit}" if found.unit else ""
-    tables = [show.table(heads(LaneTime._fields), found.lanes), f"{words} by the order alone{unit}"]
-    tables += [show.table(heads(FalseWait._fields), found.largest)] * bool(found.count)
-    still = ", ".join(f"{name} {time:.3f}" for name, time in found.exposed.items())
+    tables = [show.table(lanes, found.lanes), f"{words} by the order alone{unit}"]
+    tables += [show.table(waits, found.largest)] * bool(found.count)
+    still = ", ".join(f"{name} {time:.4g}" for name, time in found.exposed.items())
     return "\n\n".join(tables + [f"a lane only waits for exchanges{unit}: {still}"] * bool(still))
 
 

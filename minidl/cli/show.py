@@ -143,9 +143,9 @@ def width() -> int:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Columns aligned, numbers to the right, also those that are text already."""
-    cells = [[f"{c:,.3f}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) and not isinstance(c, bool)
-              else str(c) for c in row] for row in rows]
+    """Columns aligned, numbers to the right, also those that are text already. Small ones have three digits."""
+    cells = [[f"{c:{'.3g' if 1e-12 < abs(c) < 0.1 else ',.3f'}}" if isinstance(c, float) else f"{c:,}"
+              if isinstance(c, int) and not isinstance(c, bool) else str(c) for c in row] for row in rows]
     wide = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     right = [all(c[:1].isdigit() or c[:1] == "-" or not c for c in column) for column in zip(*cells, strict=True)]
     lines = (zip(row, wide, right or [False] * len(head), strict=True) for row in (head, *cells))

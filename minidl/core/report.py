@@ -351,7 +351,7 @@ def readable_unit(timeline: Timeline) -> str:
 def _number(largest: float) -> Callable[[float], str]:
     """A function that formats numbers, with as many decimals as give the largest one four digits."""
     digits = 3 - math.floor(math.log10(largest)) if largest > 0 else 0
-    return lambda x: f"{x:.{min(max(digits, 0), 6)}f}"
+    return lambda x: f"{x:.{min(max(digits, 0), 12)}f}"
 
 
 def _share(part: float, whole: float) -> str:

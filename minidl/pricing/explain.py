@@ -112,30 +112,32 @@ class Explanation:
         return asdict(self) | {"waits": [wait._asdict() for wait in self.waits]}
 
     def __str__(self) -> str:
-        u, awaited = f" {self.unit}" if self.unit else "", "nothing"
+        def at(time: float) -> str:
+            return f"{round(time, 9) + 0.0:,.7g} {self.unit}".rstrip()
+
+        awaited, still = "nothing", list[str]()
         if self.waits:
             last = self.waits[0]
             why = ("whose results it needs" if last.why == "data" else
-                   f"by the order alone: its dependencies ended {last.until - self.may_start:,.1f}{u} before")
-            awaited = f"{last.task} until {last.until:,.1f}{u}, {why}"
-        still = []
+                   f"by the order alone: its dependencies ended {at(last.until - self.may_start)} before")
+            awaited = f"{last.task} until {at(last.until)}, {why}"
         if self.exposed:
             exchange = unpack(parse_task(self.task)).kind == Kind.X
             why = ("lanes only wait for this exchange" if exchange else
                    f"its lane only waits for the exchange {self.waits[0].task}")
-            still = [f"  exposed     {self.exposed:,.1f}{u}   ({why})"]
+            still = [f"  exposed     {at(self.exposed)}   ({why})"]
         late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""
         one_of = f", one of {self.parts} parts along {' and '.join(self.along)}" if self.parts > 1 else ""
-        lines = [f"{self.label} on lane {self.lane}{one_of}",
-                 f"  may start   {self.may_start:,.1f}{u}   (its dependencies have ended)",
-                 f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
-                 f"  must end    {self.must_end:,.1f}{u}   (if it ends later, the step gets longer)",
-                 f"  slack       {self.slack:,.1f}{u}{late}",
-                 f"  waits for   {awaited}", *still,
-                 f"  needs       {', '.join(self.needs) or 'no task'}",
-                 f"  needed by   {', '.join(self.needed_by) or 'no task'}",
-                 f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"]
-        return "\n".join(lines)
+        return "\n".join([
+            f"{self.label} on lane {self.lane}{one_of}",
+            f"  may start   {at(self.may_start)}   (its dependencies have ended)",
+            f"  runs        {at(self.start)} to {at(self.end)}",
+            f"  must end    {at(self.must_end)}   (if it ends later, the step gets longer)",
+            f"  slack       {at(self.slack)}{late}",
+            f"  waits for   {awaited}", *still,
+            f"  needs       {', '.join(self.needs) or 'no task'}",
+            f"  needed by   {', '.join(self.needed_by) or 'no task'}",
+            f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"])
 
 
 def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) -> Explanation:

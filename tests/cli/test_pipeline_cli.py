@@ -227,6 +227,29 @@ def test_weight_versions_are_part_of_a_stale_plans_check(capsys, tmp_path):
     assert "0F2 reads weight version 1, but then the newest one of stage 0 is 0" in record["error"]
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3])
+def test_times_in_any_unit_keep_their_digits(scale, capsys, tmp_path):
+    """Seconds, say: the text, the trace's report and the draws of a hint have the figures of --json."""
+    shape = ["--ranks", "2", "--micro-batches", "2", *(word for flag, time in (("forward", 12.5), ("output-grad", 13.5),
+             ("weight-grad", 11.5), ("latency", 1.5)) for word in (f"--{flag}", repr(time * scale)))]
+
+    def said(text: str, pattern: str) -> float:
+        found = re.search(pattern + r" +([\d.,e-]+)", text)
+        assert found, text
+        return float(found[1].replace(",", ""))
+
+    made = reported(capsys, "simulate", *shape)["makespan"]
+    assert said(run(capsys, "simulate", *shape)[1], "makespan") == pytest.approx(made, rel=0.005)
+    told = reported(capsys, "explain", "1F1", *shape)
+    text = run(capsys, "explain", "1F1", *shape)[1]
+    assert [said(text, name) for name in ("may start", "runs", "to", "must end", "until")] == pytest.approx(
+        [told["may_start"], told["start"], told["end"], told["must_end"], told["waits"][0]["until"]], rel=1e-6)
+    lane = reported(capsys, "explain", *shape)["lanes"][0]
+    assert said(run(capsys, "explain", *shape)[1], "0/main") == pytest.approx(lane["work"], rel=0.005)
+    hint = reported(capsys, "simulate", *shape, "--order", "hint")["steps"]["without_spread"]
+    assert hint["own"] == pytest.approx(made, rel=1e-6)
+
+
 def test_text_keeps_to_the_width_of_the_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     _, out, _ = run(capsys, "simulate", "--scheduler", "dualpipe", "--ranks", "4", "--micro-batches", "8")

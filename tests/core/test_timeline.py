@@ -68,6 +68,13 @@ def test_report_of_the_example():
     assert row[:4] == ["all", "6", "12.00", "40.0%"]
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1.0, 1e6])
+def test_a_report_keeps_the_digits_of_times_in_any_unit(scale):
+    small = made({MAIN: [("0F0", 0, 1.25 * scale), ("0O0", 1.25 * scale, 3.5 * scale)]}, unit="")
+    lane = next(line.split() for line in small.report().splitlines() if line.startswith("0/main"))
+    assert float(lane[2]) == pytest.approx(3.5 * scale)
+
+
 def test_long_names_go_on_in_a_line_of_their_own():
     label = "gpt/transformer/h/0/mlp/c_proj/a_name_of_a_layer/linear"
     lines = made({MAIN: [("0F0", 0, 2)]}, labels=(label,)).report().splitlines()

@@ -131,6 +131,6 @@ def test_the_order_alone_keeps_the_lanes_of_zb_h1_waiting():
         ("0F7", "0W3", 18, 3), ("0F6", "0W2", 15, 3), ("0F5", "0W1", 12, 3)]
     one = explain(plan.graph, plan.schedule, plan.cost, "1F3")
     assert [(wait.task, wait.until, wait.why) for wait in one.waits] == [("1O0", 7, "order"), ("0F3", 4, "data")]
-    assert "waits for   1O0 until 7.0, by the order alone: its dependencies ended 3.0 before" in str(one)
+    assert "waits for   1O0 until 7, by the order alone: its dependencies ended 3 before" in str(one)
     wider = pipelines.plan("zb_h2", 4, 8)
     assert sum(lane.idle_by_order for lane in false_waits(wider.graph, wider.schedule, wider.cost).lanes) == 0

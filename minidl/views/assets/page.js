@@ -73,7 +73,7 @@ let hovered = null;
 const number = (x) => {
   const value = x * plan.scale, size = Math.abs(value);
   const digits = size >= 1000 || size === 0 ? 0 : Math.max(0, 3 - Math.floor(Math.log10(size)));
-  return value.toLocaleString("en", { maximumFractionDigits: Math.min(digits, 6) });
+  return value.toLocaleString("en", { maximumFractionDigits: Math.min(digits, 12) });
 };
 const time = (x) => (number(x) + " " + plan.unit).trim();
 const size = (bytes) => {
