@@ -76,13 +76,14 @@ def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shar
     larger) and their index, as `save_pretrained` does: beside the file `path` if that ends in .safetensors, else in
     the folder `path`, which is made. If all fit into one file, there is no index. Returns the file or the index. It
     appears whole or not at all. Raises WeightsError for names that have no such style, for files that cannot be
-    written, and for shards where there are weights already."""
+    written or have the suffix of a pickle, and for shards where there are weights already."""
     if style not in STYLES:
         raise WeightsError(f"unknown style of names {style!r}; known: {', '.join(STYLES)}")
-    path = Path(path)
-    if style == "timm":
-        values = to_timm(values)
-    arrays = {name: np.asarray(value, order="C") for name, value in values.items()}
+    path, named = Path(path), to_timm(values) if style == "timm" else values
+    if path.suffix.lower() in PICKLED and shards is None:
+        raise WeightsError(f"{path}: programs take this for a pickle of torch, and weights are written as safetensors; "
+                           f"name it {path.with_suffix('.safetensors')}")
+    arrays = {name: np.asarray(value, order="C") for name, value in named.items()}
     with doing(f"write {path}"):
         if shards is not None:
             return _save_shards(path if path.suffix == ".safetensors" else path / ONE, arrays, shards)
@@ -130,8 +131,7 @@ def load(path: str | Path, model: Module) -> Loaded:
     that the network cannot hold."""
     values = read(path)
     _check_config(Path(path), model)
-    found = _named(path, values, model)
-    places = _places(model)
+    found, places = _named(path, values, model), _places(model)
     mine = {name: state_shape(t) for name, t in model.named_tensors() if places[name] == name}
     fits = {name: found[name].shape == shape for name, shape in mine.items() if name in found}
     bare = _named(path, {_bare(name): value for name, value in values.items()}, model)

@@ -445,6 +445,15 @@ def test_one_shard_alone_says_so(tmp_path: Path) -> None:
             "lacks .* it is one of several files: give their folder or index")
 
 
+@pytest.mark.parametrize("name", ["w.pt", "w.PTH", "pytorch_model.bin", "w.ckpt"])
+def test_safetensors_have_no_name_of_a_pickle(name: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"pickle of torch.*name it .*\.safetensors$"):
+        weights.save(tmp_path / name, {"w": np.zeros(3)})
+    assert not any(tmp_path.iterdir())
+    weights.save(tmp_path / name, {"w": np.zeros(3)}, shards=100)  # a folder of this name
+    assert (tmp_path / name / "model.safetensors").is_file()
+
+
 def test_a_checkpoint_is_exported_and_a_run_starts_from_it(capsys: Any, tmp_path: Path) -> None:
     mlp = ("--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic", "--batch-size", "16")
     trained = reported(capsys, "train", *mlp, "--steps", "2", "--checkpoint", str(tmp_path / "run"))
