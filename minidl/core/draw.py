@@ -111,7 +111,7 @@ def timeline_svg(*timelines: Timeline, titles: Sequence[str] = (), versions: Map
 
 def curve_svg(points: Sequence[tuple[float, float, str]], x: str, y: str) -> str:
     """Points (x, y, text) as a falling staircase: whoever allows more of `x` gets the `y` of the last point below."""
-    left, top, width, height = 90.0, 34.0, 560.0, 260.0
+    left, top, width, height = 24 + max(10, len(y)) * _CHARACTER, 34.0, 560.0, 260.0
     span = [(min(values), max(values)) for values in list(zip(*points, strict=True))[:2]]
 
     def at(value: float, axis: int) -> float:
@@ -120,7 +120,7 @@ def curve_svg(points: Sequence[tuple[float, float, str]], x: str, y: str) -> str
         return left + share * width if axis == 0 else top + height - share * height
 
     out = [_text(left, 18, f"{y} against {x}", "ink", "font-weight:bold"),
-           f'<path class="line" d="M{left:.1f} {top:.1f}V{top + height:.1f}H{left + width:.1f}"/>']
+           f'<path class="line" fill="none" d="M{left:.1f} {top:.1f}V{top + height:.1f}H{left + width:.1f}"/>']
     for axis, name in enumerate((x, y)):
         for value in dict.fromkeys(span[axis]):
             out.append(_text(at(value, 0), top + height + 16, f"{value:.5g}", "soft mid") if axis == 0

@@ -15,6 +15,7 @@ from browser import browser, opened
 
 from minidl import schedulers
 from minidl.cli import main
+from minidl.core.draw import curve_svg, schedule_svg, timeline_svg
 from minidl.core.report import critical_path, usage
 from minidl.plans.plan import Plan
 from minidl.pricing.cost import CostModel
@@ -472,3 +473,22 @@ def test_the_page_of_the_arena_takes_any_name_and_no_two_units_on_one_axis(chrom
             tab.select_option("#plan", str(len(some) - 1))
             took = "7,000 us" if len(some) == 3 else "7 us"
             assert tab.evaluate("page.layout().rows[0].text") == f"predicted: makespan {took}"
+
+
+@pytest.mark.parametrize("name", ["curve", "one point", "timeline", "schedule"])
+def test_a_pictures_lines_enclose_nothing_and_its_texts_are_inside(name, chromium, tmp_path):
+    plan = PLANS["zb_h1"]()
+    points = [(0.94366, 1.8351, "a"), (1.2911, 1.2025, "b")][: 1 if name == "one point" else 2]
+    drawn = (timeline_svg(plan.timeline) if name == "timeline" else schedule_svg(plan.schedule) if name == "schedule"
+             else curve_svg(points, "planned peak, MB", "predicted step, ms"))
+    path = tmp_path / "picture.svg"
+    path.write_text(drawn, encoding="utf-8")
+    with opened(chromium, path) as tab:
+        wrong = tab.evaluate("""() => {
+            const box = document.documentElement.viewBox.baseVal;
+            const outside = [...document.querySelectorAll("text")].filter((t) => { const b = t.getBBox();
+              return b.x < 0 || b.y < 0 || b.x + b.width > box.width || b.y + b.height > box.height; });
+            const filled = [...document.querySelectorAll("path")].filter((p) => { const b = p.getBBox();
+              return b.width && b.height && getComputedStyle(p).fill !== "none"; });
+            return [...outside, ...filled].map((e) => e.outerHTML); }""")
+    assert wrong == []
