@@ -88,6 +88,15 @@ def test_a_wrong_solution_gets_what_it_is_worth_and_a_case_that_shows_it(made, n
     assert part in said[name]
 
 
+@pytest.mark.parametrize("text", ["def plan(\n", "import nothing_of_this_name\n", "raise SystemExit(0)\n", "x = 3\n"])
+def test_a_file_that_cannot_be_read_takes_no_points_of_the_other_assignments(made, text, tmp_path):
+    folder = copied(tmp_path / "own")
+    (folder / "memory.py").write_text(text)
+    found, said = points(made[1], folder, names=["simulator", "first_k", "memory"])
+    assert found == {"simulator": 10, "first_k": 10, "memory": 0}
+    assert any(part in said["memory"] for part in ("memory.py", "nothing_of_this_name", "SystemExit")), said
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("cheat", list(CHEATS))
 def test_a_cheat_gets_nothing(made, cheat, tmp_path):
