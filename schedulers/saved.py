@@ -29,6 +29,7 @@ from ..passes.shares import WHAT
 T = TypeVar("T")
 POLICY = "scheduler"  #: of an order that says less than its policy: which weights it reads, where slices begin
 OPTIONS = "options"  #: of that policy
+OLDER = "older weights"  #: the policy that reads them, of an order on given times, which says nothing of them
 DROPPED = "layers computed again"
 AS_TORCH = ("runtime", "torch")  #: of a grid that has torch's messages, or adds up micro-batches in its order
 AWAY = "offloaded"  #: of an order with copies: the moves
@@ -130,8 +131,9 @@ def moves_in(order: Schedule) -> Moves | None:
 
 
 def slips(order: Schedule) -> tuple[str, ...]:
-    """A note on each lane that may be a slip of the pen: its name resembles another one of the same rank, which has
-    more than twice as many tasks. Names with other numbers do not count, such as `stage1` and `stage2`."""
+    """A note on an order for older weights, and on each lane that may be a slip of the pen: its name resembles another
+    one of the same rank, which has more than twice as many tasks. Names with other numbers do not count, such as
+    `stage1` and `stage2`."""
     count = dict(zip(order.lanes, np.diff(order.ptr).tolist(), strict=True))
     plain = {lane: re.sub(r"\d+", "", lane.name) for lane in order.lanes}
     found = [(lane, [other for other in order.lanes if other.rank == lane.rank and plain[other] != plain[lane]
@@ -140,7 +142,9 @@ def slips(order: Schedule) -> tuple[str, ...]:
              for lane in order.lanes]
     return tuple(f"lane {lane} has only {count[lane]} task{'s' * (count[lane] != 1)}, and its name is like "
                  f"{like[0]} with {count[like[0]]}: if it is a slip, correct it; else it is a stream of its own"
-                 for lane, like in found if like)
+                 for lane, like in found if like) + tuple(
+        f"{name} made this order, for older weights: `check --scheduler {name}` looks at them; else, and in all "
+        f"prices, tasks read the newest" for what, name in order.notes.items() if what == OLDER)
 
 
 def part_bytes_in(schedule: Schedule) -> int | None:

@@ -17,7 +17,7 @@ from string import Template
 from typing import Any
 
 import minidl as ml
-from minidl.cli.data_parallel_plans import several
+from minidl.cli.data_parallel_plans import SHOWN
 from minidl.cli.parser import parse
 from minidl.cli.planning import planned
 from minidl.core.draw import PALETTE, group_of
@@ -28,7 +28,7 @@ from minidl.passes import hide
 from minidl.passes.sweeps import BACKWARD
 from minidl.plans.plan import Plan
 from minidl.schedulers import find, layup, names, pipeline
-from minidl.views.page import ASSETS
+from minidl.views.page import ASSETS, Shown
 
 HERE = Path(__file__).parent
 PARTS = ("simulator.js", "policies.js", "coach.js", "hint.js", "challenges.js", "page.js", "block.js",
@@ -125,7 +125,7 @@ def methods() -> list[dict[str, Any]]:
         if method == "layup":
             tasks = on_ranks(made, arguments.slow)
         else:
-            tasks = on_lanes(several(made) if arguments.parallel == "data" else made.timeline)
+            tasks = on_lanes(Shown.of(made, iterations=SHOWN if arguments.parallel == "data" else 1).timeline)
         module = hide if method == "hide" else sys.modules[BACKWARD[method].__module__] if method in BACKWARD else None
         about = " ".join((module.__doc__ or "").split("\n\n")[1].split() if module else find(method).about.split())
         found.append({"name": name, "about": about, "command": f"minidl {command}", "tasks": tasks,

@@ -28,14 +28,16 @@ const Simulator = (() => {
   function read(text) {
     const lines = text.replace(/^\uFEFF/, "").split(/\r?\n/), ranks = [], lane = [];
     const cells = (line) => line.split(",").map((cell) => cell.trim());
-    if (cells(lines[0]).join(",") !== HEADER) throw new Fault(`line 1: expected the header ${HEADER}`);
-    lines.slice(1).forEach((line, i) => {
-      if (!line.trim()) return;
+    const head = lines.findIndex((line) => !line.startsWith("#")); // after the notes of a plan
+    if (head < 0 || cells(lines[head]).join(",") !== HEADER)
+      throw new Fault(`line ${Math.max(head, 0) + 1}: expected the header ${HEADER}`);
+    lines.forEach((line, i) => {
+      if (i <= head || !line.trim()) return;
       const [rank, name, action, more] = cells(line);
       if (!/^\d{1,4}$/.test(rank) || !name || !action || more !== undefined)
-        throw new Fault(`line ${i + 2}: expected a rank, a lane and a task`);
+        throw new Fault(`line ${i + 1}: expected a rank, a lane and a task`);
       const tasks = action.startsWith("(") && action.endsWith(")") ? action.slice(1, -1).split(";") : [action];
-      for (const task of tasks) if (!NAME.test(task)) throw new Fault(`line ${i + 2}: ${task} is not F, O, W or B of a `
+      for (const task of tasks) if (!NAME.test(task)) throw new Fault(`line ${i + 1}: ${task} is not F, O, W or B of a `
         + "stage; the playground has no messages and no updates", [task]);
       if (lane[rank] === undefined) { lane[rank] = name; ranks[rank] = []; }
       if (lane[rank] !== name) throw new Fault(`rank ${rank} computes on the lanes ${lane[rank]} and ${name}; a rank of `

@@ -22,10 +22,8 @@ def versions() -> dict[str, str]:
 
     found = {"minidl": __version__, "python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 

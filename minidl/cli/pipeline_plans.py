@@ -78,8 +78,7 @@ def table(arguments: Any) -> int:
 
 def every(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:
     """The plans by all policies, and by the one of the flags; and why others cannot plan this."""
-    found: dict[str, PipelinePlan] = {}
-    left_out: dict[str, str] = {}
+    found, left_out = dict[str, PipelinePlan](), dict[str, str]()
     # a search for an optimum takes its time
     names = [n for n in sorted(schedulers.names("pipeline")) if "time_limit" not in schedulers.find(n).options]
     if "--scheduler" in arguments.given and arguments.scheduler not in names:

@@ -37,9 +37,6 @@ class Names:
     def __iter__(self) -> Iterator[str]:
         return iter(self.known())
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.known()
-
 
 MOMENTUM, RULES, STORED = Names("training.job:MOMENTUM"), Names("fusion:RULES"), Names("data.catalogue:STORED")
 

@@ -21,7 +21,7 @@ from ...passes.lag import in_time
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel, Link
 from ..ordered import Ordered
-from ..saved import LAG
+from ..saved import LAG, OLDER
 from .models import in_stages
 from .problem import Problem, costs
 from .stages import stage_graph
@@ -176,6 +176,8 @@ class GivenTimes:
         """The plan, not proved yet."""
         cost, own, schedule = draft.cost, found.cost, draft.schedule
         assert schedule is not None
+        if draft.versions is not None:
+            schedule = replace(schedule, notes={**schedule.notes, OLDER: self.chosen.staged.name})
         times = replace(own, link=cost.link, links=cost.links, step=cost.step, unit=cost.unit) if own else cost
         return PipelinePlan(self.chosen.staged.name, draft.graph, schedule, times, self.machine.size, limit,
                             {**self.choices.options, **found.notes}, placement=draft.placement,

@@ -206,6 +206,16 @@ def test_optimal_says_what_is_proved(capsys):
             assert (record["objective"], record["bound"], record["proved"]) == ("span", 9, True)
 
 
+@pytest.mark.parametrize("name", ["pipedream", "layerpipe", "zb_h1"])
+def test_a_saved_order_for_older_weights_says_that_prices_are_of_the_newest(name, capsys, tmp_path):
+    path, shape = str(tmp_path / "plan.csv"), ["--ranks", "2", "--micro-batches", "6"]
+    run_json(capsys, "plan", "--scheduler", name, *shape, "--save", path)
+    for verb, own in (("simulate", ["--scheduler", path]), ("plan", ["--scheduler", path]), ("check", [path])):
+        code, _, err = run(capsys, verb, *own, *shape)
+        assert code == 0
+        assert (f"{name} made this order, for older weights" in err) == (name != "zb_h1"), verb
+
+
 def test_a_scheduler_of_ones_own_keeps_its_defaults(capsys, tmp_path):
     (tmp_path / "own.py").write_text("from minidl.schedulers.pipeline.flush import gpipe\n"
                                      "def own(problem, objective='mine', time_limit=2.0):\n"

@@ -225,6 +225,20 @@ def test_files_that_are_no_plans_are_refused(text, tab):
     assert said.startswith("this file cannot be read: ")
 
 
+@pytest.mark.parametrize("flags", [["--scheduler", "pipedream"], ["--order", "hint"]])
+def test_the_notes_of_a_saved_plan_are_no_tasks(flags, tab, tmp_path):
+    path = tmp_path / "plan.csv"
+    assert main(["plan", "--ranks", "2", "--micro-batches", "4", *flags, "--save", str(path), "--json"]) == 0
+    text = path.read_text()
+    assert text.startswith("# ")
+    plain = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    first, second = (tab.evaluate("(csv) => Simulator.read(csv)", each) for each in (text, plain))
+    assert first == second
+    wrong = text.replace("0F1", "0Z1")
+    said = tab.evaluate("(csv) => { try { Simulator.read(csv) } catch (fault) { return fault.message } }", wrong)
+    assert said.startswith(f"line {1 + wrong.splitlines().index(next(x for x in wrong.splitlines() if '0Z1' in x))}: ")
+
+
 def test_uneven_stages_cost_as_in_python(tab):
     rng = random.Random(4)
     for _ in range(20):

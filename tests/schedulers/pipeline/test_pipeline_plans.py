@@ -118,9 +118,9 @@ def test_communication_neither_deadlocks_nor_costs_time(found):
 def test_both_notations_come_back_as_they_were(found):
     plan, _ = found
     for schedule in (plan.schedule, pipeline.prove(plan).schedule):
-        for text in (schedule.to_csv(), pipeline.to_torch(schedule)):
-            read = pipeline.read_schedule(text)
-            assert read.to_csv() == schedule.to_csv()
+        assert pipeline.read_schedule(schedule.to_csv()).to_csv() == schedule.to_csv()
+        read = pipeline.read_schedule(pipeline.to_torch(schedule))  # which has no notes
+        assert read.to_csv() == replace(schedule, notes={}).to_csv()
     same = pipelines.read_plan(read, plan.placement.ranks, plan.micro_batches, plan.placement.chunks)
     assert (same.placement.table == plan.placement.table).all()
 
