@@ -59,8 +59,7 @@ def _field(number: int, value: int | bytes | str) -> bytes:
 
 
 def _attributes(number: int, values: Attributes) -> bytes:
-    return b"".join(_field(number, _field(1, name) + _field(field, value))
-                    for name, (field, value) in values.items())
+    return b"".join(_field(number, _field(1, name) + _field(field, value)) for name, (field, value) in values.items())
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -158,10 +157,9 @@ def _written(t: Timeline, scale: float, factor: float | None,
              group: Mapping[int, tuple[tuple[int, ...], str]]) -> dict[int, list[bytes]]:
     """The messages of each rank's file."""
     lanes, tasks, ranks, key = t.lane.tolist(), t.tasks, t.rank_of_each.tolist(), t.key.tolist()
-    about = {"labels": t.labels, "unit": t.unit, "predicted": t.predicted, "peak_bytes": t.peak_bytes,
-             "factor": factor}
-    files = {rank: [_field(1, VERSION) + _attributes(2, {"minidl": (STRING, json.dumps(
-        {**about, "lanes": [lane.name for lane in own]}))})]
+    files = {rank: [_field(1, VERSION) + _attributes(2, {"minidl": (STRING, json.dumps({
+        "labels": t.labels, "unit": t.unit, "predicted": t.predicted, "peak_bytes": t.peak_bytes, "factor": factor,
+        "lanes": [lane.name for lane in own]}))})]
         for rank, own in sorted(grouped((lane.rank, lane) for lane in t.lanes).items())}
     counts, number = {rank: count(1) for rank in files}, dict[int, int]()
     ordered = tasks[np.lexsort((t.end[tasks], t.start[tasks]))].tolist()
@@ -253,8 +251,10 @@ def load(paths: Sequence[str | Path]) -> Timeline:
     in the files. Raises ValueError for other files, OSError for those that cannot be read."""
     rows, edges, lanes = list[tuple[Any, ...]](), list[tuple[int, int]](), list[Lane]()
     ends: tuple[dict[int, list[int]], ...] = defaultdict(list), defaultdict(list)  # by tag: the makers, the readers
-    named = {int(found[1]): path for path in paths if (found := re.search(r"\.([0-9]{1,5})\.et$", str(path)))}
-    for rank, path in sorted(named.items()) if len(named) == len(paths) else enumerate(paths):
+    named = grouped((int(found[1]), path) for path in paths if (found := re.search(r"\.([0-9]{1,5})\.et$", str(path))))
+    if twice := next((some for some in named.values() if len(some) > 1), None):
+        raise ValueError(f"{twice[0]} and {twice[1]} are of one rank, by their names; give one file of each rank")
+    for rank, path in sorted((r, p) for r, (p,) in named.items()) if len(named) == len(paths) else enumerate(paths):
         try:
             about, nodes = _nodes(read(path, "trace"))
             lane_of = {name: len(lanes) + i for i, name in enumerate(about["lanes"])}

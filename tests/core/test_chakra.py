@@ -181,6 +181,15 @@ def test_files_have_the_ranks_of_their_names(tmp_path):
     assert [lane.rank for lane in chakra.load([tmp_path / "b.99999999999999999999.et"]).lanes] == [0]
 
 
+@pytest.mark.parametrize("names", [["a.0.et"] * 2, ["a.0.et", "a.1.et", "b.0.et"], ["plain.et", "a.1.et", "b.1.et"]])
+def test_two_files_of_one_rank_are_refused(names, tmp_path, capsys):
+    chakra.save(ml.plan(ml.Pipeline(2), "gpipe", machine=ml.Machine(2)).timeline, tmp_path / "x.et", 1000.0)
+    for name in names:
+        (tmp_path / name).write_bytes((tmp_path / "x.0.et").read_bytes())
+    assert main(["report", *(str(tmp_path / name) for name in names)]) == 2
+    assert "are of one rank, by their names; give one file of each rank" in capsys.readouterr().err
+
+
 def test_other_files_are_one_line(tmp_path, capsys):
     plan = ml.plan(ml.Pipeline(2), "gpipe", CostModel.given(2, 2, 2), ml.Machine(2))
     chakra.save(plan.timeline, tmp_path / "t.et")
