@@ -34,6 +34,6 @@ def sample(arguments: Any) -> int:
             found.append(token)
             done(len(found))
     coder, prompt = writer.tokenizer, "" if writer.translates else arguments.prompt
-    read = coder.encode(prompt.encode()).tolist()  # alone, the first word after it might lose the space before it
+    read = coder.encode(prompt.encode(errors="surrogateescape")).tolist()  # alone, the word after may lose its space
     text = prompt + coder.decode([*read, *found])[len(coder.decode(read)) :]
     return show.emit(arguments, {"prompt": arguments.prompt, "tokens": len(found), "text": text}, text)

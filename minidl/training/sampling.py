@@ -54,7 +54,7 @@ class Writer:
         """`count` tokens that follow the prompt, or at most so many of its translation; each is drawn from the
         network's probabilities: with `temperature` below 1 rather the likely ones, at 0 always the likeliest; with
         `top` only among so many likeliest. Raises ValueError for an empty prompt."""
-        ids = self.tokenizer.encode(prompt.encode()).astype(np.int64).tolist()
+        ids = self.tokenizer.encode(prompt.encode(errors="surrogateescape")).astype(np.int64).tolist()
         if not ids:
             raise ValueError("the prompt is empty; give at least one character")
         generator = random.generator("text", seed=seed)

@@ -13,6 +13,7 @@ import pytest
 from command_line import refusal, reported, shown
 
 from minidl import checkpoint, data, models
+from minidl.autograd.tape import no_grad
 from minidl.cli import main, runs
 from minidl.data import tokens
 from minidl.data.loader import permutation
@@ -438,6 +439,16 @@ def test_a_language_model_writes_text(capsys, written):
     writer = Writer.load(written)
     assert set(writer.tokens("abc", 20, temperature=50.0, top=1)) <= set(b"abcdefgh ")
     assert "empty" in refusal(capsys, "sample", str(written), "--prompt", "")
+
+
+def test_a_prompt_of_other_bytes_than_utf8_is_read_as_it_is(capsys, written):
+    """As a terminal in Latin-1 gives it to Python."""
+    prompt = b"caf\xe9".decode(errors="surrogateescape")
+    assert reported(capsys, "sample", str(written), "--prompt", prompt, "--length", "3")["text"].startswith(prompt)
+    writer = Writer.load(written)
+    with no_grad():
+        logits = writer.model(np.array([list(b"caf\xe9")])).numpy()[0, -1]
+    assert next(writer.tokens(prompt, 1, temperature=0.0)) == logits.argmax()
 
 
 def test_only_language_models_write(capsys, tmp_path):
