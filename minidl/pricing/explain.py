@@ -113,7 +113,7 @@ class Explanation:
 
     def __str__(self) -> str:
         def at(time: float) -> str:
-            return f"{round(time, 9) + 0.0:,.7g} {self.unit}".rstrip()
+            return f"{time if abs(time) > 1e-9 * self.must_end else 0.0:,.7g} {self.unit}".rstrip()
 
         awaited, still = "nothing", list[str]()
         if self.waits:

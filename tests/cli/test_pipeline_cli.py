@@ -237,7 +237,7 @@ def test_weight_versions_are_part_of_a_stale_plans_check(capsys, tmp_path):
     assert "0F2 reads weight version 1, but then the newest one of stage 0 is 0" in record["error"]
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 1.0, 1e3])
 def test_times_in_any_unit_keep_their_digits(scale, capsys, tmp_path):
     """Seconds, say: the text, the trace's report and the draws of a hint have the figures of --json."""
     shape = ["--ranks", "2", "--micro-batches", "2", *(word for flag, time in (("forward", 12.5), ("output-grad", 13.5),
