@@ -343,7 +343,7 @@ def main(arguments):
         return 0
     except (Wrong, ml.ScheduleError) as error:
         print("not yet:", error)
-    except (Exception, SystemExit) as error:  # of the reader's code, or of what it returns
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # of the reader's code, or its result
         lines = [line for frame, line in traceback.walk_tb(error.__traceback__)
                  if frame.f_code.co_filename == str(path)]
         print(f"not yet: {type(error).__name__}: {error}" + (f" ({path}, line {lines[-1]})" if lines else ""))
