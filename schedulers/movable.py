@@ -139,8 +139,7 @@ class Step:
     def _edges(self) -> tuple[list[list[int]], list[list[int]]]:
         """The predecessors of each task: within its step, and in the step before."""
         carried = Carried.of(self.graph, own=~self.graph.persistent)
-        before = Rows.from_pairs(carried.target, carried.source, len(self.graph))
-        return self.graph.preds.lists(), before.lists()
+        return self.graph.preds.lists(), Rows.from_pairs(carried.target, carried.source, len(self.graph)).lists()
 
     def order(self, places: Places) -> Order:
         """The tasks of both streams in order; late tasks go first."""

@@ -359,8 +359,7 @@ def profile_groups(graph: TaskGraph, cost: CostModel) -> tuple[dict[str, str], l
     """
     step = Step.of(graph, cost)
     groups: dict[str, str] = {}
-    cut = regions(graph, step.chain, step.duration)
-    for number, region in enumerate(cut):
+    for number, region in enumerate(regions(graph, step.chain, step.duration)):
         groups |= {graph.name(t): f"{number} {region.name}" for t in step.chain[region.begin : region.end]}
     theirs = list(dict.fromkeys(groups.values()))
     for item in step.items:

@@ -105,8 +105,7 @@ class Scheduler:
     def about(self) -> str:
         """Its description, with source and closed form: its docstring without the errors."""
         of = self.function.order if isinstance(self.function, OnAllRanks | Policy) else self.function
-        text = inspect.getdoc(of) or ""
-        return " ".join(text.partition("Raises ")[0].split())
+        return " ".join((inspect.getdoc(of) or "").partition("Raises ")[0].split())
 
     def known(self, **given: Any) -> dict[str, Any]:
         """The given options that it accepts and that are not None."""

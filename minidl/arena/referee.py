@@ -47,8 +47,7 @@ class Entry:
 def judge(task: Task, text: str, name: str, own: bool = True, seconds: float = 0.0) -> Entry:
     """The entry whose order is this text, proved and priced; whatever the text is, nothing is raised."""
     try:
-        order = read_schedule(text, name)
-        given = schedulers.Scheduler(name, "pipeline", order)
+        given = schedulers.Scheduler(name, "pipeline", read_schedule(text, name))
         return _entered(task, schedulers.plan(task.pipeline, given, None, task.machine), name, own, seconds)
     except BAD as error:
         message = error.message if isinstance(error, ScheduleError) else str(error)

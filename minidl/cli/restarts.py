@@ -52,8 +52,7 @@ def supervise(arguments: Any) -> int:
 
 def fewer(arguments: Any, ranks: int | None) -> int | None:
     """The next smaller number of ranks that --least-ranks and the batch allow; the same one if there is none."""
-    least = arguments.least_ranks or ranks
-    for found in range((ranks or 1) - 1, (least or 1) - 1, -1):
+    for found in range((ranks or 1) - 1, (arguments.least_ranks or ranks or 1) - 1, -1):
         if arguments.parallel == "pipeline" or arguments.batch_size % (found * arguments.micro_batches) == 0:
             return found
     return ranks

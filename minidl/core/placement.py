@@ -103,8 +103,7 @@ class Placement:
             moves = copies | made | np.isin(own.kind, COLLECTIVE)
             beside = np.where((copies & (own.part == 0)) | (made & (own.micro_batch < micro_batches)), Kind.F, Kind.U)
             kind = np.where(moves, beside, np.where(own.kind < len(self.parts), own.kind, Kind.O))
-            part = np.where(moves, 0, np.minimum(own.part, self.parts.shape[1] - 1))
-            return self.parts[kind, part, own.unit]
+            return self.parts[kind, np.where(moves, 0, np.minimum(own.part, self.parts.shape[1] - 1)), own.unit]
         gather, most = own.kind == Kind.AG, self.directions - 1
         direction = np.where(gather, own.part % self.directions, np.minimum(own.part, most))
         return np.where((gather | (own.kind == Kind.U)) & (most > 0), self.table[direction, own.unit],

@@ -147,8 +147,7 @@ def _memmap(path: Path, files: list[Path], wanted: Wanted) -> Dataset:
     if max(map(len, apart or [files])) > 1:
         raise DataError(f"{path}: has {', '.join(f.name for f in files)}; tokens are in train.bin and val.bin, or in "
                         f"one file")
-    file = files[0] if apart is None else apart[wanted.split == "test"][0]
-    text = _tokens(file)
+    text = _tokens(files[0] if apart is None else apart[wanted.split == "test"][0])
     size = check_vocabulary(1 + max(_largest(f, f.stat().st_mtime_ns, f.stat().st_size) for f in files),
                             wanted.classes, path)
     if apart is None:

@@ -79,8 +79,7 @@ def siblings(core: int) -> set[int]:
     """The threads of a core, of which one is given."""
     found = {core}
     with suppress(OSError, ValueError):  # the machine does not say
-        text = (TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text()
-        for part in text.strip().split(","):
+        for part in (TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text().strip().split(","):
             low, _, high = part.partition("-")
             found.update(range(int(low), int(high or low) + 1))
     return found
@@ -148,8 +147,7 @@ def measure_memory(device: Any, nbytes: int) -> Memory | None:
     each core; None if there are no two, or if a core's own cache holds the step."""
     if nbytes <= CACHE or len(lane_cores()) < 2:
         return None
-    size = 1 << (int(np.clip(nbytes, *SIZES)) - 1).bit_length()
-    return _measured_memory(device, device.lanes_used, _apart(), size)
+    return _measured_memory(device, device.lanes_used, _apart(), 1 << (int(np.clip(nbytes, *SIZES)) - 1).bit_length())
 
 
 @cache

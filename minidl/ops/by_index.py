@@ -103,8 +103,7 @@ def scatter(x: Tensor, axis: int, index: Tensor, src: Tensor | float | None = No
     places, src = _places("scatter", x, axis, index, value if src is None else src)
     if not src.size:
         return x
-    order = array(np.arange(src.size).reshape(*src.shape, 1))
-    chosen = Largest(*x.shape)(order, *places)
+    chosen = Largest(*x.shape)(array(np.arange(src.size).reshape(*src.shape, 1)), *places)
     return reshape(Take()(concat([reshape(x, [-1]), reshape(src, [-1])]), reshape(chosen, [-1])), x.shape)
 
 

@@ -163,8 +163,7 @@ def index(x: Tensor, item: Any) -> Tensor:
     order = [*range(first, first + len(arrays)), *range(first), *range(first + len(arrays), x.ndim)]
     y = Take()(transpose(x, order) if first else x, *arrays)
     kept = y.ndim - (x.ndim - len(arrays))  # axes that the arrays have made
-    back = [*range(kept, kept + first), *range(kept), *range(kept + first, y.ndim)]
-    return transpose(y, back) if first else y
+    return transpose(y, [*range(kept, kept + first), *range(kept), *range(kept + first, y.ndim)]) if first else y
 
 
 def _with_axes(x: Tensor, items: Sequence[Any]) -> Tensor:
@@ -185,8 +184,7 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
     """y[..., i, ...] = x[..., index[..., i, ...], ...] along one axis: index (int64) has as many axes as x, and is at
     most as long on all others."""
     axis = axis_of(x, axis, "gather")
-    t = _whole(index, x.shape[axis])
-    return Take()(x, *along("gather", x, axis, t))
+    return Take()(x, *along("gather", x, axis, _whole(index, x.shape[axis])))
 
 
 def along(name: str, x: Tensor, axis: int, index: Tensor) -> list[Tensor]:

@@ -180,5 +180,4 @@ def chunk(x: Tensor, count: int, axis: int = 0) -> list[Tensor]:
     """x cut along `axis` into `count` pieces of equal length, of which the last may be shorter or missing."""
     if count < 1:
         raise ValueError(f"chunk: {count} pieces; it must be at least 1")
-    length = x.shape[axis_of(x, axis, "chunk")]
-    return split(x, -(-length // count) or [0] * count, axis)
+    return split(x, -(-x.shape[axis_of(x, axis, "chunk")] // count) or [0] * count, axis)

@@ -82,7 +82,6 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tenso
     places = math.prod(x.shape[1:-1])
     apart = transpose(reshape(x, [n, places, groups, c // groups]), (0, 2, 1, 3))
     y = layer_norm(reshape(apart, [n, groups, places * c // groups]), eps=eps)
-    together = transpose(reshape(y, [n, groups, places, c // groups]), (0, 2, 1, 3))
-    y = reshape(together, x.shape)
+    y = reshape(transpose(reshape(y, [n, groups, places, c // groups]), (0, 2, 1, 3)), x.shape)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias

@@ -80,8 +80,7 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
 
 def _times(share: Tensor, loss: Tensor) -> Tensor:
     """Their product, in which a share of 0 leaves nothing of an infinite loss."""
-    nothing = logic("logical_and", compare("equal", share, 0), compare("equal", loss, math.inf))
-    return where(nothing, 0, share * loss)
+    return where(logic("logical_and", compare("equal", share, 0), compare("equal", loss, math.inf)), 0, share * loss)
 
 
 def softplus(x: Tensor) -> Tensor:

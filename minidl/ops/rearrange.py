@@ -125,8 +125,7 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
     if mode != "constant" and mode not in MODES:
         raise ValueError(f"pad: the mode is {mode!r}; it must be constant, {', '.join(MODES)}")
     for i in range(0, len(pad), 2):
-        axis = x.ndim - 1 - i // 2
-        x = _padded(x, axis, int(pad[i]), int(pad[i + 1]), mode, value)
+        x = _padded(x, x.ndim - 1 - i // 2, int(pad[i]), int(pad[i + 1]), mode, value)
     return x
 
 

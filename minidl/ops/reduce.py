@@ -105,8 +105,7 @@ class Broadcast(Op):
         if extra < 0 or any(n not in (1, m) for n, m in zip(x.shape, self.shape[extra:], strict=True)):
             raise self.error(f"shape {x.shape} does not broadcast to {self.shape}")
         self.x = x
-        strides = [0] * extra + [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]
-        return x.seen(self.shape, strides)
+        return x.seen(self.shape, [0] * extra + [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)])
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return sum_to(dy, self.x)

@@ -62,8 +62,7 @@ def interpolate(x: Tensor, size: TwoSizes | None = None, scale_factor: TwoSizes 
     if to[0] % h or to[1] % w:
         return take(take(x, np.arange(to[0]) * h // to[0], 1), np.arange(to[1]) * w // to[1], 2)
     n, c = x.shape[0], x.shape[3]
-    repeated = broadcast_to(reshape(x, [n, h, 1, w, 1, c]), (n, h, to[0] // h, w, to[1] // w, c))
-    return reshape(repeated, [n, *to, c])
+    return reshape(broadcast_to(reshape(x, [n, h, 1, w, 1, c]), (n, h, to[0] // h, w, to[1] // w, c)), [n, *to, c])
 
 
 def _check(x: Tensor) -> None:

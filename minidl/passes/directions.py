@@ -40,8 +40,7 @@ def two_directions(draft: Draft) -> Draft:
     directions are added to one buffer, or a forward reads a value of the other direction."""
     graph = draft.graph
     second = _computes(graph) & (2 * graph.micro_batch >= int(graph.micro_batch.max(initial=0)) + 1)
-    forward = np.isin(graph.unit, graph.unit[graph.kind == Kind.F])
-    for t in np.flatnonzero((graph.kind == Kind.W) & forward).tolist():
+    for t in np.flatnonzero((graph.kind == Kind.W) & np.isin(graph.unit, graph.unit[graph.kind == Kind.F])).tolist():
         _check_gradients(graph, t, second)
     _check_values(graph, second)
     return replace(draft, stage=draft.stage + draft.placement.stages * second)

@@ -63,8 +63,7 @@ def _forwards(graph: TaskGraph, schedule: Schedule) -> dict[tuple[int, int], lis
 
 def windows(graph: TaskGraph, schedule: Schedule) -> dict[tuple[int, int], int]:
     """(rank, stage) -> the most micro-batches that a fixed order keeps of it: the smallest cap that the order obeys."""
-    ids = schedule.ids(graph)
-    place = dict(zip(ids.tolist(), schedule.place.tolist(), strict=True))
+    place = dict(zip(schedule.ids(graph).tolist(), schedule.place.tolist(), strict=True))
     found = dict[tuple[int, int], int]()
     for where, forwards in _forwards(graph, schedule).items():
         free = [max((place[t] for t in users), default=-1) for _, users in forwards]

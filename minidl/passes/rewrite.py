@@ -118,8 +118,7 @@ def _updates_of(graph: TaskGraph) -> Ints:
     update, among = graph.kind == Kind.U, sums(graph)
     count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
     further = graph.micro_batch >= count  # numbered after the last micro-batch already
-    changes = graph.changed_by(graph.role_is(Role.PARAMETER))
-    several = len(np.unique(graph.micro_batch[update & changes])) > 1
+    several = len(np.unique(graph.micro_batch[update & graph.changed_by(graph.role_is(Role.PARAMETER))])) > 1
     found = np.maximum.accumulate(np.where(update & ~further, graph.micro_batch, 0)) if several else 0
     return np.where(further & several, graph.micro_batch, found + count * among)
 
@@ -167,8 +166,7 @@ def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> tuple[TaskGraph, 
     backward = (graph.kind == Kind.O) | (graph.kind == Kind.W)
     if which is not None:
         backward[backward] = np.asarray(which, bool)[graph.unit[backward], graph.micro_batch[backward]]
-    kind = np.where(backward, int(Kind.B), graph.kind)
-    return merge(graph, repack(graph.keys, kind=kind))
+    return merge(graph, repack(graph.keys, kind=np.where(backward, int(Kind.B), graph.kind)))
 
 
 def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:

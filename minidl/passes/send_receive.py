@@ -203,8 +203,7 @@ def _begins(graph: TaskGraph, rank: Ints, made: Ints, read: Ints) -> Ints:
 
 def meetings(graph: TaskGraph) -> tuple[Ints, Ints]:
     """The send and the receive of each message: the one writes what the other reads."""
-    talk = np.isin(graph.kind, SENDS)
-    maker = {b: t for t in np.flatnonzero(talk).tolist() for b in graph.writes[t].tolist()}
+    maker = {b: t for t in np.flatnonzero(np.isin(graph.kind, SENDS)).tolist() for b in graph.writes[t].tolist()}
     pairs = {(maker[b], t) for t in np.flatnonzero(np.isin(graph.kind, RECEIVES)).tolist()
              for b in graph.reads[t].tolist() if b in maker}
     found = np.array(sorted(pairs), np.int64).reshape(-1, 2)

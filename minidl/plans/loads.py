@@ -45,8 +45,7 @@ def times_of(graph: TaskGraph, loads: Floats, ranks: int, sigma: float, random: 
     """By how much longer each task of each rank takes (ranks, n) under loads of experts, which have the spread `sigma`
     in each layer and iteration."""
     own, found = unpack(graph.keys), np.ones((ranks, len(graph)))
-    units = int(own.unit.max(initial=0)) + 1
-    layer = own.iteration * units + own.unit
+    layer = own.iteration * (int(own.unit.max(initial=0)) + 1) + own.unit
     each = loads * factors(random, sigma, (int(layer.max(initial=0)) + 1, len(loads)))
     of_rank = (each / each.mean(1, keepdims=True)).reshape(len(each), ranks, -1).mean(2)
     mine, travels = of_experts(graph), own.kind == Kind.X

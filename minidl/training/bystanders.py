@@ -30,8 +30,7 @@ class Bystanders:
 def _now() -> tuple[float, float, float]:
     """Seconds for which all cores have worked since the machine started, and for which this process has; the clock."""
     try:
-        fields = STAT.read_text().split()
-        user, nice, system, _, _, interrupt, soft, stolen = map(int, fields[1:9])
+        user, nice, system, _, _, interrupt, soft, stolen = map(int, STAT.read_text().split()[1:9])
         busy = (user + nice + system + interrupt + soft + stolen) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError):
         busy = 0.0

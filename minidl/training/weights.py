@@ -262,8 +262,7 @@ def _places(model: Module) -> dict[str, str]:
     """Of each name for one of the network's tensors, in its state dict or in published files, its first one: shared
     weights have several."""
     first: dict[int, str] = {}
-    found = {name: first.setdefault(id(t), name) for name, t in model.named_tensors()}
-    return {**model.tied, **found}
+    return {**model.tied, **{name: first.setdefault(id(t), name) for name, t in model.named_tensors()}}
 
 
 def _named(path: str | Path, values: Mapping[str, Any], model: Module) -> dict[str, Any]:

@@ -25,8 +25,7 @@ def bounds(problem: Problem) -> tuple[float, float]:
         np.add.at(work, rank, count[direction] * (problem.forward + backward))
         if count[direction]:
             np.minimum.at(head, rank, reached)
-    held = work > 0
-    makespan = float((head + work)[held].max())
+    makespan = float((head + work)[work > 0].max())
     if problem.chunks == 1 and place.directions == 1 and (backward >= problem.output_grad + problem.weight_grad).all():
         makespan = max(makespan, lower_bounds(problem, cap_of(problem))[1])
     return makespan, float(work.max())

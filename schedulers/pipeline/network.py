@@ -166,8 +166,7 @@ def problem_of(draft: Draft, placement: Placement, micro_batches: int) -> Proble
 def _message_bytes(coarse: TaskGraph) -> float:
     """The mean bytes that a stage's forward or output gradient sends to another stage."""
     reader, buffer = coarse.reads.row_of_each(), coarse.reads.ids
-    maker = spread(coarse.writes.ids, coarse.writes.row_of_each(), len(coarse.buffer_bytes), -1)
-    made = maker[buffer]
+    made = spread(coarse.writes.ids, coarse.writes.row_of_each(), len(coarse.buffer_bytes), -1)[buffer]
     crosses = (made >= 0) & np.isin(coarse.kind[made], (Kind.F, Kind.O)) & (coarse.unit[made] != coarse.unit[reader])
     sizes = coarse.buffer_bytes[np.unique(buffer[crosses])]
     return float(sizes.mean()) if len(sizes) else 0.0

@@ -127,8 +127,7 @@ def in_ticks(problem: Problem) -> tuple[Ints, float]:
     tick). Raises PipelineError if the times need such a fine tick that a schedule would have 2**40 ticks."""
     from fractions import Fraction  # it also imports `decimal`: only for this policy
 
-    latency = np.full(problem.ranks, problem.latency)
-    rows = (problem.forward, problem.output_grad, problem.weight_grad, latency)
+    rows = (problem.forward, problem.output_grad, problem.weight_grad, np.full(problem.ranks, problem.latency))
     exact = [[Fraction(repr(float(t))) for t in row] for row in rows]
     flat = [t for row in exact for t in row]
     scale = lcm(*(t.denominator for t in flat))

@@ -36,8 +36,7 @@ def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
     plan = plan if cost is None else replace(plan, cost=cost)
     graph, schedule, _ = plan.priced
     lanes = Lanes.of(graph, schedule)
-    clock = Clock.of(graph, plan.cost, lanes)
-    kind, (started, ended, _) = unpack(schedule.keys).kind, clock.run(lanes)
+    kind, (started, ended, _) = unpack(schedule.keys).kind, Clock.of(graph, plan.cost, lanes).run(lanes)
     whole = lanes.tasks[~np.isin(kind, COMMUNICATION)]
     makespan = float(ended[whole].max() - started[whole].min())
     entry = np.flatnonzero(~np.isin(kind, (*COMMUNICATION, *COPIES)))

@@ -37,8 +37,7 @@ def by_rules(problem: Problem, cap: float, kept: float, rules: Sequence[Rule]) -
     most live activations per rank, in chunks; `kept`: the share of one that stays from its O to its W."""
     p, m, v, n = problem.ranks, problem.micro_batches, problem.chunks, len(rules)
     held = np.array([problem.placement.held(rank) for rank in range(p)])
-    work = problem.forward + problem.output_grad + problem.weight_grad
-    busy = m * work[held].sum(axis=1)
+    busy = m * (problem.forward + problem.output_grad + problem.weight_grad)[held].sum(axis=1)
     allowed = np.array([[rule.idle, rule.tail] for rule in rules])[:, :, None] + (busy.max() - busy)
     times = np.concatenate([problem.forward, problem.output_grad, problem.weight_grad])
     _, after = run_loop(

@@ -66,8 +66,7 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
 
 def _rows(columns: list[tuple[np.ndarray, Ints]]) -> Rows:
     """Rows from columns of at most one id per row: `(present, id)`."""
-    n = len(columns[0][0])
-    ptr = np.zeros(n + 1, np.int64)
+    ptr = np.zeros(len(columns[0][0]) + 1, np.int64)
     for present, _ in columns:
         ptr[1:] += present
     np.cumsum(ptr, out=ptr)

@@ -60,8 +60,7 @@ def _filled(slot: Ints) -> tuple[Ints, int]:
     _, after = run_loop(_fill, p * length, p, m, length, slot.ravel(), np.full(p * length, -1))
     slot[:] = after.slot.reshape(slot.shape)
     grid = after.grid.reshape(p, length)
-    live = np.cumsum((grid >= 0) & (grid < 2 * m), 1) - np.cumsum(grid >= 4 * m, 1)
-    return grid, int(live.max())
+    return grid, int((np.cumsum((grid >= 0) & (grid < 2 * m), 1) - np.cumsum(grid >= 4 * m, 1)).max())
 
 
 def _fill(p, m, length, slot, grid):  # type: ignore[no-untyped-def]

@@ -101,5 +101,4 @@ def arranged(make: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any
 def levels(parallel: str, machine: Machine, shard: Level) -> Sequence[Level]:
     """The shards to try: those that the user wants, else all if there are ranks that could share out, 0 first."""
     alike = {"data": machine.ranks, "pipeline": machine.replicas}
-    wanted = Shards.of(shard).level
-    return range(4) if not wanted and alike.get(parallel, 1) > 1 else (shard,)
+    return range(4) if not Shards.of(shard).level and alike.get(parallel, 1) > 1 else (shard,)
