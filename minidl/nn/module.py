@@ -66,6 +66,14 @@ class Module(Watched):
             object.__setattr__(value, "_name", name)
         if isinstance(value, Parameter) and not value.name:
             value.name = value.storage.name = name
+        held = object.__getattribute__(self, "__dict__")  # which no recording notes
+        before = held.get(name)
+        if isinstance(value, Tensor) and isinstance(before, Tensor) and not isinstance(value, Parameter):
+            if isinstance(before, Parameter):
+                raise TypeError(f"{name} is a parameter of a {type(self).__name__}, and a tensor in its place would be "
+                                f"none: {name}.assign(values) replaces its values; del it first for any tensor")
+            if before.storage.role.persistent:
+                held["_stay"] = {name, *held.get("_stay", ())}  # states that have been set to results
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -147,9 +155,9 @@ class Module(Watched):
         return ((name, t) for name, t in self.named_tensors() if not isinstance(t, Parameter))
 
     def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """Parameters and states by dotted name, in the order in which they were assigned; not what an op has made."""
+        """Parameters and states by dotted name, in the order in which they were assigned; not other results of ops."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor) and value.storage.role.persistent:
+            if isinstance(value, Tensor) and (value.storage.role.persistent or name in vars(self).get("_stay", ())):
                 yield prefix + name, value
             elif isinstance(value, Module):
                 yield from value.named_tensors(f"{prefix}{name}.")

@@ -84,6 +84,39 @@ def test_a_network_is_walked_frozen_and_kept_by_name() -> None:
         net.heads["items"] = nn.ReLU()
 
 
+@pytest.mark.parametrize("made", [lambda n, x: n.mean * 0.5 + x.mean(0), lambda n, x: x[1], lambda n, x: n.layer(x)[0]])
+def test_a_state_that_is_set_to_a_result_stays_a_state(made: Any) -> None:
+    """As a registered buffer of torch does; a gradient goes through it as through any tensor."""
+    net, x = nn.Module(), ml.array(values(4, 3)) * 1.0
+    net.layer = nn.Linear(3, 3, dtype="float64")
+    net.register_buffer("mean", np.zeros(3))
+    for _ in range(2):
+        net.mean = made(net, x)
+    assert list(net.state_dict()) == ["layer.weight", "layer.bias", "mean"]
+    assert [name for name, _ in net.named_buffers()] == ["mean"]
+    saved = net.state_dict()
+    net.mean = net.mean * 2.0
+    net.load_state_dict(saved)
+    assert net.mean.tolist() == saved["mean"].tolist()
+    net.other = x[0]
+    assert list(net.state_dict()) == list(saved), "what was no state is none"
+    net.mean = net.layer(x).mean(0)
+    net.mean.sum().backward()
+    assert net.layer.bias.grad.tolist() == [1.0] * 3
+
+
+def test_a_parameter_is_not_replaced_by_a_tensor_as_in_torch() -> None:
+    layer = nn.Linear(3, 2)
+    for tensor in (layer.weight * 2.0, ml.zeros(2, 3)):
+        with pytest.raises(TypeError, match=r"weight is a parameter of a Linear, .*weight.assign\(values\) replaces"):
+            layer.weight = tensor
+    weight, layer.bias = layer.weight, None
+    layer.weight = nn.Parameter(values(2, 3))
+    del layer.weight
+    layer.weight = weight * 2.0
+    assert not layer.parameters()
+
+
 def test_what_does_not_fit_is_one_line() -> None:
     x, image = ml.array(X), ml.array(values(1, 3, 4, 2))
     refuses(
