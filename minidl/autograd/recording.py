@@ -19,7 +19,7 @@ from ..core.tasks import Kind
 from ..system.process import paused
 from . import random
 from . import tape as tapes
-from .tape import Recorder, Storage
+from .tape import Recorder
 from .tensor import FLOATS, HALVES, Tensor
 
 ABSENT = object()  #: in place of an attribute that there is not
@@ -33,6 +33,7 @@ class Watched:
     def __setattr__(self, name: str, value: Any) -> None:
         held = object.__getattribute__(self, "__dict__")
         before = held.get(name, ABSENT)
+        _check_carried(self, name, value)
         object.__setattr__(self, name, value)
         if held.get(name, ABSENT) is not before:  # a property has told its buffer instead
             tapes.changed(self, name)
@@ -40,6 +41,18 @@ class Watched:
     def __delattr__(self, name: str) -> None:
         object.__delattr__(self, name)
         tapes.changed(self, name)
+
+
+def _check_carried(thing: Any, name: str, value: Any) -> None:
+    """Raises RuntimeError if the step that is recorded has read this attribute and now sets it to tensors of its own,
+    which its next run would not read."""
+    tape, key = tapes.current(), (id(thing), name)
+    if (isinstance(tape, Recorder) and key in tape.read and tape.set_by_step.get(key, (thing, True))[1]
+        and all(isinstance(t, Tensor) and t.storage.recorded
+                for t in (value if isinstance(value, tuple | list) and value else [value]))):
+        raise RuntimeError(f"the step reads {tape.read[key][1]}.{name} and then sets it to a tensor of its own, but "
+                           f"each run of a recorded step begins with the present value: let the step take it as an "
+                           f"input and return it, or set it before the step is recorded")
 
 
 def _noted(thing: Any, name: str) -> Any:
@@ -141,7 +154,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     tape = Recorder(tapes.current().device)
     before = tapes.current()
     tape.autocast, tape.random, tape.dither = before.autocast, before.random, before.dither
-    inputs = [_input(i, value) for i, value in enumerate(example)]
+    inputs = [_input(tape, i, value) for i, value in enumerate(example)]
     for t in inputs:
         tape.number[t.storage]  # inputs come first
     with paused:
@@ -163,11 +176,11 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
         return replace(tape.build(inputs, outputs, name or getattr(step, "__name__", "step")), made_of=made_of)
 
 
-def _input(i: int, value: Any) -> Tensor:
+def _input(tape: Recorder, i: int, value: Any) -> Tensor:
     array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     dtype = str(array.dtype)
     if dtype not in (*FLOATS, *HALVES, "int64"):
         raise TypeError(f"example {i} is {dtype}; inputs must be {', '.join((*FLOATS, *HALVES))} or int64")
-    return Tensor(Storage(f"input{i}", array.shape, dtype, Role.INPUT))
+    return Tensor(tape.storage(f"input{i}", array.shape, dtype, Role.INPUT))
 
 

@@ -39,17 +39,18 @@ _allocating = threading.RLock()  #: two threads may ask for the same data
 
 
 class Storage:
-    """One piece of memory. `data`: the device's bytes, or None while it is only recorded. `slab`: its regions, if it is
-    written region by region. `changed`: the number of the last use of an op before an update or `assign` changed the
-    values. `initial`: the device and the initial values of a storage whose data nobody has asked for; it has no memory
-    yet. They are drawn then, or read from a file, or a step has brought them to the host."""
+    """One piece of memory. `data`: the device's bytes. `recorded`: the recording that it is of, if it has none. `slab`:
+    its regions, if it is written region by region. `changed`: the number of the last use of an op before an update or
+    `assign` changed the values. `initial`: the device and the initial values of a storage whose data nobody has asked
+    for; it has no memory yet. They are drawn then, or read from a file, or a step has brought them to the host."""
 
-    __slots__ = ("changed", "data", "dtype", "initial", "name", "role", "shape", "slab")
+    __slots__ = ("changed", "data", "dtype", "initial", "name", "recorded", "role", "shape", "slab")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None,
                  initial: tuple[Any, Initial | Elsewhere | Returned] | None = None) -> None:
         self.name, self.shape, self.dtype, self.role, self.initial = name, shape, dtype, role, initial
-        if initial is None:
+        self.recorded: Any = initial is None and data is None
+        if data is not None:
             self.data = data
         self.slab: Slab | None = None
         self.changed = 0
@@ -61,7 +62,14 @@ class Storage:
         with _allocating:
             if self.initial is not None:
                 self.allocate(*self.initial)
+        if self.recorded:
+            raise self.no_value()
         return self.data
+
+    def no_value(self) -> RuntimeError:
+        return RuntimeError(f"{self.name} has no value while a step is recorded, to read (item(), numpy(), `if`) or to "
+                            f"set, nor in another step: return it from the step instead, choose with where(mask, a, b)"
+                            f", or do this between the runs of the step")
 
     def allocate(self, device: Any, values: Initial | Elsewhere | Returned | None = None) -> None:
         """Gives the storage memory, filled with these values; without them, not filled."""
@@ -70,7 +78,7 @@ class Storage:
         if values is not None and self.bytes:
             device.write(device.array(memory, View.of(self)), np.asarray(values))
         # last: other threads, or a second try after an error, must not find memory without its values
-        self.data, self.initial = memory, None
+        self.data, self.initial, self.recorded = memory, None, False
 
     def overwritten(self) -> None:
         """Called before all values are written: the initial ones need not be drawn."""
@@ -93,11 +101,6 @@ class Storage:
             self.initial = device, Elsewhere(self.name)
 
     @property
-    def recorded(self) -> bool:
-        """Whether there are no values, since the storage belongs to a recorded step."""
-        return self.initial is None and self.data is None
-
-    @property
     def bytes(self) -> int:
         return math.prod(self.shape) * itemsize(self.dtype)
 
@@ -109,10 +112,8 @@ class Storage:
     def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
         """A storage with memory of its own, if there is memory."""
         initial = self.initial
-        found = Storage(self.name, self.shape, self.dtype, self.role, initial=initial)
-        memo[id(self)] = found
-        if initial is None and self.data is not None:
-            found.data = devices.of(self.data).duplicate(self.data)
+        data = None if initial or self.recorded else devices.of(self.data).duplicate(self.data)
+        memo[id(self)] = found = Storage(self.name, self.shape, self.dtype, self.role, data, initial)
         found.slab, found.changed = deepcopy(self.slab, memo), self.changed
         return found
 
@@ -322,6 +323,7 @@ class Recorder(Tape):
     def __init__(self, device: Any = None) -> None:
         super().__init__(device)
         self._builder = GraphBuilder()
+        self._own = object()  #: what its storages say that they are of
         self.number = _Once(self._add_storage)  #: storage -> its number in the graph
         self._buffer = _Once(self._add_buffer)  # part of a storage -> its number
         self._access = _Once(self._add_tensor)  # tensor -> its view, its buffers, its bytes
@@ -331,9 +333,10 @@ class Recorder(Tape):
         #: of each parameter what there was of its gradient: uses, total, used, grad_unit, and when it changed
         self._before: dict[int, tuple[Tensor, dict[tuple[int, int], Tensor], Tensor | None, bool, int | None, int]] = {}
         self._spent: list[Tensor] = []
-        #: (id, attribute) of what the step reads: the object and its place; and of what it sets: the object
+        #: (id, attribute) of what the step reads: the object and its place; and of what it sets: the object, and
+        #: whether the step had read it
         self.read: dict[tuple[int, str], tuple[Any, str]] = {}
-        self.set_by_step: dict[tuple[int, str], Any] = {}
+        self.set_by_step: dict[tuple[int, str], tuple[Any, bool]] = {}
 
     def remember(self, parameter: Tensor) -> None:
         if id(parameter) not in self._before:
@@ -381,10 +384,14 @@ class Recorder(Tape):
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
         if role == Role.ACTIVATION:  # so that messages can tell two layers' outputs apart
             name = f"{self.place.unit}.{name}" + (f"[{self.place.micro_batch}]" if self.place.micro_batch else "")
-        return Storage(name, shape, dtype, role)
+        found = Storage(name, shape, dtype, role)
+        found.recorded = self._own
+        return found
 
     def _add_storage(self, storage: Storage) -> int:
         """Adds a storage to the graph, which keeps one that has data alive."""
+        if storage.recorded and storage.recorded is not self._own:
+            raise storage.no_value()
         live = None if storage.recorded else storage
         role = storage.role
         if live is not None and not role.persistent:
@@ -470,7 +477,8 @@ def changed(thing: Any, name: str) -> None:
     changes += 1
     tape = current()
     if isinstance(tape, Recorder):
-        tape.set_by_step[id(thing), name] = thing
+        key = id(thing), name
+        tape.set_by_step.setdefault(key, (thing, key in tape.read))
 
 
 def settle() -> None:

@@ -136,7 +136,8 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        value = ("recorded" if self.storage.recorded else np.array2string(self.numpy(), threshold=20, prefix="Tensor("))
+        value = ("recorded" if self.storage.recorded or tapes.current().recording else
+                 np.array2string(self.numpy(), threshold=20, prefix="Tensor("))
         return f"Tensor({value}, shape={self.shape}, dtype={self.dtype})"
 
     # --------------------------------------------------------------------------------------------------------- values
@@ -167,7 +168,9 @@ class Tensor:
     def assign(self, value: Any) -> None:
         """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory. An array
         that lies in a file, a `numpy.memmap`, is read when somebody asks for the values, if nobody has yet. Raises
-        ShapeError for another shape, and for a type that cannot be cast to the tensor's."""
+        ShapeError for another shape or a type that cannot be cast to the tensor's, RuntimeError while recording."""
+        if tapes.current().recording:
+            raise self.storage.no_value()
         later = isinstance(value, Initial) or (
             isinstance(value, np.memmap) and (value.shape, value.dtype) == (self.storage.shape, self.dtype))
         if not isinstance(value, Initial | np.memmap):
@@ -193,9 +196,8 @@ class Tensor:
         """The device on which the values are, and its array of them."""
         if tapes.unsettled and self.storage.role.persistent:
             tapes.settle()
-        if self.storage.recorded:
-            raise RuntimeError(f"{self.storage.name} has no value while a step is recorded, for item(), numpy() or `if`"
-                               f": return it from the step instead, or choose with where(mask, a, b)")
+        if self.storage.role in (Role.PARAMETER, Role.SCALAR) and tapes.current().recording:
+            raise self.storage.no_value()
         device = devices.of(self.storage.data)
         return device, device.array(self.storage.data, self.view_of(0))
 

@@ -46,6 +46,8 @@ class ParameterGroup:
     @lr.setter
     def lr(self, value: float) -> None:
         _check("the learning rate", value, self.rate.dtype)
+        if tapes.current().recording:
+            raise self.rate.storage.no_value()
         # written without settling a step: late tasks have their own copy of the host's scalars
         device = devices.of(self.rate.storage.data)
         device.write(device.array(self.rate.storage.data, self.rate.view_of(0)), value)

@@ -175,8 +175,7 @@ def test_a_second_walk_through_a_forward_pass_is_an_error_as_in_torch(recorded):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["update", "assign"])
-@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(("how", "recorded"), [("update", False), ("update", True), ("assign", False)])
 def test_a_gradient_that_needs_what_has_been_changed_since_the_forward_pass_is_an_error(how, recorded):
     """It would be that of another function. The gradient of a sum needs no operand."""
     v, w = parameter(3, seed=1), parameter(3, seed=2)
