@@ -187,8 +187,7 @@ class Trial:
     def rated(self) -> float:
         """The makespan, by which plans are compared. Tasks that run one step late find nothing of theirs in a cache any
         more, which measured costs do not show: a plan that has some must be better by MARGIN."""
-        late = self.step.cost.source == "measured" and self.order.delayed
-        return self.makespan * (1 + MARGIN if late else 1)
+        return self.makespan * (1 + MARGIN if self.step.cost.source == "measured" and self.order.delayed else 1)
 
     @property
     def streams(self) -> int:

@@ -247,8 +247,8 @@ class Tape:
         if not self.place.inner:
             self.batch = None
 
-    def remember(self, parameter: Tensor) -> None:
-        """Called before a parameter's gradient changes."""
+    def remember(self, parameter: Tensor, dropped: bool = False) -> None:
+        """Called before a parameter's gradient changes, or is dropped."""
 
     def spend(self, parameter: Tensor) -> None:
         """Called when an update has used a parameter's gradient: the next backward starts a new one."""
@@ -332,14 +332,16 @@ class Recorder(Tape):
         self._again: dict[tuple[int, int, int], int] = {}
         #: of each parameter what there was of its gradient: uses, total, used, grad_unit, and when it changed
         self._before: dict[int, tuple[Tensor, dict[tuple[int, int], Tensor], Tensor | None, bool, int | None, int]] = {}
+        self._dropped: set[int] = set()  #: parameters whose gradients the step drops before it computes them
         self._spent: list[Tensor] = []
         #: (id, attribute) of what the step reads: the object and its place; and of what it sets: the object, and
         #: whether the step had read it
         self.read: dict[tuple[int, str], tuple[Any, str]] = {}
         self.set_by_step: dict[tuple[int, str], tuple[Any, bool]] = {}
 
-    def remember(self, parameter: Tensor) -> None:
+    def remember(self, parameter: Tensor, dropped: bool = False) -> None:
         if id(parameter) not in self._before:
+            self._dropped |= {id(parameter)} if dropped else set()
             self._before[id(parameter)] = (parameter, parameter.uses, parameter.total, parameter.used,
                                            parameter.grad_unit, parameter.storage.changed)
             parameter.grad = None
@@ -351,11 +353,11 @@ class Recorder(Tape):
     def check_spent(self) -> None:
         """Raises RuntimeError if the step leaves a gradient for its next call: a recorded step begins without any."""
         for p in self._spent:
-            if p.uses and not p.used:
+            if p.uses and not p.used and id(p) not in self._dropped:
                 raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was computed "
                                    f"after its update. The next eager step would add to it, but a recorded step begins "
                                    f"without gradients. Update after the last backward, or drop the gradient: "
-                                   f"parameter.grad = None")
+                                   f"parameter.grad = None, or zero_grad() before the first backward")
 
     def leaves(self) -> list[Tensor]:
         """The tensors that were made before the recording."""

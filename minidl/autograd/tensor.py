@@ -93,7 +93,7 @@ class Tensor:
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         tape = tapes.current()
-        tape.remember(self)
+        tape.remember(self, dropped=value is None)
         self.uses, self.total = {}, None
         if value is not None:
             if (value.shape, value.dtype) != (self.shape, self.dtype):

@@ -388,9 +388,8 @@ class Schedule(Columns):
             for p in preds[task].tolist():
                 if lanes[p] != lane and ranks[p] == ranks[task] and have[column[p]] <= place[p]:
                     latest[lanes[p]] = max(latest.get(lanes[p], p), p, key=place.__getitem__)
-            for p in latest.values():
-                if all(q == p or clock[q][column[p]] <= place[p] for q in latest.values()):
-                    found.append((task, p))
+            found += [(task, p) for p in latest.values()
+                      if all(q == p or clock[q][column[p]] <= place[p] for q in latest.values())]
             np.maximum(have, clock[task], out=have)
             have[column[task]] = place[task] + 1
         return np.array(found, np.int64).reshape(-1, 2)

@@ -36,8 +36,7 @@ def pipedream(problem: Problem, history: str = "exact", decay: str | None = None
 
 def read_after(own: Identity, delay: Ints, history: str) -> Ints:
     """The versions that entries read if they are this old; if forwards predict them, backwards read the newest."""
-    newest = (own.kind != Kind.F) & (history == "predicted")
-    return np.maximum(0, own.micro_batch - np.where(newest, 0, delay))
+    return np.maximum(0, own.micro_batch - np.where((own.kind != Kind.F) & (history == "predicted"), 0, delay))
 
 
 def how_kept(history: str, decay: str | None, p: float = 1.0) -> dict[str, Any]:

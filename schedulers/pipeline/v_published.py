@@ -299,8 +299,7 @@ def _greedy(p, m, forward, output, weight, latency, cap, before_output, before_f
 def _schedule(rows: Ints, m: int) -> Schedule:
     """The schedule of codes per rank. A rank's k-th weight gradient is the one of its k-th output gradient."""
     p, rows = len(rows), rows.copy()
-    output = (rows >= 2 * m) & (rows < 4 * m)
-    rows[rows >= 4 * m] = rows[output] + 2 * m
+    rows[rows >= 4 * m] = rows[(rows >= 2 * m) & (rows < 4 * m)] + 2 * m
     kind, r = np.repeat([Kind.F, Kind.O, Kind.W], 2), np.arange(p)
     stage = np.stack([r, 2 * p - 1 - r, 2 * p - 1 - r, r, 2 * p - 1 - r, r])
     return schedule_of([RankOrder(kind[row // m], stage[row // m, rank], row % m) for rank, row in enumerate(rows)])

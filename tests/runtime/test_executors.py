@@ -247,6 +247,37 @@ def test_a_step_that_leaves_a_gradient_to_its_next_run_is_refused():
     SequentialExecutor(ml.record(lambda x: step(x, True), x))(x)
 
 
+@pytest.mark.parametrize("drop", ["first", "late"])
+def test_a_step_that_drops_its_gradients_first_may_end_with_some_as_two_networks_against_each_other_do(drop):
+    def make():
+        v, w = (ml.Parameter(np.arange(1, 4, dtype=np.float32)) for _ in range(2))
+        first, second = optim.SGD([v], 0.1, momentum=0.9), optim.SGD([w], 0.1)
+
+        def step(x):
+            first.zero_grad() if drop == "first" else None
+            hidden = ops.tanh(w * x)
+            (v * hidden.detach()).sum().backward()
+            first.zero_grad() if drop == "late" else None
+            (v * x).sum().backward()
+            first.step()
+            second.zero_grad()
+            loss = (v * hidden).sum()
+            loss.backward()
+            second.step()
+            return loss, v, w
+
+        return step
+
+    x, eager = np.ones(3, np.float32), make()
+    if drop == "late":  # what is dropped is a gradient of the step's own: the next eager step adds to the last one
+        with pytest.raises(RuntimeError, match=r"grad = None, or zero_grad\(\) before the first backward"):
+            ml.record(eager, x)
+        return
+    run = SequentialExecutor(ml.record(make(), x))
+    for _ in range(3):
+        assert [t.tolist() for t in run(x)] == [t.numpy().tolist() for t in eager(ml.array(x))]
+
+
 def test_a_step_may_return_nothing_an_input_or_a_view_and_what_it_returns_is_the_callers_own():
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     for step, expected in ((lambda x: None, None), (lambda x: x, x), (lambda x: (x + 1.0).T, (x + 1).T)):
