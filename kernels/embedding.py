@@ -9,6 +9,7 @@ from .cuda import Call, Grid, c_type, each, each_row, steps, strides
 from .registry import kernel, loop
 
 PIECE = 2048  #: positions that a CUDA block sorts
+OUTSIDE = "an index that the step has computed is out of range"  #: others are known before it runs: check_range
 
 
 @kernel("embedding", axes="RD,n*->n*")
@@ -32,6 +33,8 @@ def _(table: Any, index: Any, y: Any) -> Any:
 
 def _embedding(table, index, y):  # type: ignore[no-untyped-def]
     for n, row in enumerate(index.flat):
+        if row < 0 or row >= table.shape[0]:
+            raise IndexError(OUTSIDE)
         for j in range(y.shape[1]):
             y[n, j] = table[row, j]
 
@@ -132,6 +135,8 @@ def _embedding_largest(index, x, found):  # type: ignore[no-untyped-def]
         for j in range(found.shape[1]):
             found[i, j] = i
     for n, row in enumerate(index.flat):
+        if row < 0 or row >= rows:
+            raise IndexError(OUTSIDE)
         for j in range(found.shape[1]):
             best = found[row, j] - rows
             if best < 0 or x[n, j] > x[best, j] or (x[n, j] != x[n, j] and x[best, j] == x[best, j]):
@@ -143,5 +148,7 @@ def _embedding_grad(index, dy, grad):  # type: ignore[no-untyped-def]
         for j in range(grad.shape[1]):
             grad[i, j] = 0
     for n, row in enumerate(index.flat):
+        if row < 0 or row >= grad.shape[0]:
+            raise IndexError(OUTSIDE)
         for j in range(grad.shape[1]):
             grad[row, j] += dy[n, j]

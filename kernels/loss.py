@@ -13,6 +13,7 @@ from .exponential import exps
 from .registry import flat, kernel, loop, ufunc
 
 NO_LABEL = -(1 << 62)  #: the label to ignore where none is
+OUTSIDE = "a label that the step has computed is out of range"  #: others are known before it runs: check_range
 SMALL = 32768  #: up to this many elements, one block computes a mean loss alone
 
 
@@ -160,6 +161,8 @@ def _cross_entropy(x, labels, loss, p, smoothing, ignore):  # type: ignore[no-un
             p[i, j] *= factor
         if labels[i] == ignore:
             continue
+        if labels[i] < 0 or labels[i] >= x.shape[1]:
+            raise ValueError(OUTSIDE)
         counted += 1
         aim = np.float64(x[i, labels[i]] - top)
         if smoothing > 0:
@@ -236,6 +239,8 @@ def _(weight: Any, labels: Any, y: Any, *, ignore: int = NO_LABEL) -> Any:
 
 def _label_weights(weight, labels, y, ignore):  # type: ignore[no-untyped-def]
     for i in range(y.shape[0]):
+        if labels[i] != ignore and (labels[i] < 0 or labels[i] >= y.shape[1]):
+            raise ValueError(OUTSIDE)
         for j in range(y.shape[1]):
             y[i, j] = weight[j] if j == labels[i] and j != ignore else y.dtype.type(0)
 

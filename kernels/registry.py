@@ -242,7 +242,7 @@ def check_range(what: str, index: Any, length: int, ignored: int | None = None) 
     0..length - 1 nor `ignored`: with such an index, a kernel would read or write other memory. `what`: label or index.
 
     Eager ops check an index that they get, executors the inputs of a recorded step before it runs. Indices that a step
-    computes itself, such as an argmax, are not checked.
+    computes itself, such as an argmax, are checked by the loops of the CPU, and not on CUDA.
     """
     if not jitted(any_outside)(index, length):
         return

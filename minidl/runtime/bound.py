@@ -96,10 +96,12 @@ class Bound:
         return {} if self._block is None else dict(zip(found, starts.tolist()[:-1], strict=True))
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
-        """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
+        """Fills the inputs with values that a step can use (normal numbers, labels in range; zeros in place of numbers
+        from which it may compute an index), and returns them."""
         classes = {i: least for i, least, *_ in reversed(self._indices)}
         values = tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
-                       else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs))
+                       else (random.standard_normal(a.shape) * (not self._computes)).astype(a.dtype)
+                       for i, a in enumerate(self._inputs))
         self.load(values)
         return values
 
@@ -143,9 +145,9 @@ class Bound:
 
     def _index_limits(self) -> list[tuple[int, int, str, int]]:
         """(input, length, "label" or "index", a label that is also allowed) for every input that kernels use as an
-        index (labels, tokens), for a check of its range."""
+        index (labels, tokens), for a check of its range. Sets `_computes`: whether there are other indices."""
         origin = {v.storage: i for i, v in enumerate(self.graph.inputs)}  # also of copies of an input
-        found = set()
+        found, self._computes = set(), False
         for launch in (launch for task in self.graph.launches for launch in task):
             if (launch.kernel in ("copy", "cast") and launch.reads[0].storage in origin
                 and np.dtype(launch.reads[0].dtype).kind in "iu"):
@@ -154,8 +156,9 @@ class Bound:
                 at, counted, what = INDEXED[launch.kernel]
                 constants = dict(launch.constants)
                 length = constants[counted] if isinstance(counted, str) else launch.reads[0].shape[counted]
-                if launch.reads[at].storage in origin:
-                    found.add((origin[launch.reads[at].storage], length, what, constants.get("ignore", 0)))
+                if (storage := launch.reads[at].storage) in origin:
+                    found.add((origin[storage], length, what, constants.get("ignore", 0)))
+                self._computes |= storage not in origin and storage not in self._live
         return sorted(found)
 
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:

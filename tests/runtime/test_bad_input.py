@@ -7,12 +7,13 @@ import pytest
 from helpers import Case, bits, planned, recorded
 
 import minidl as ml
-from minidl import nn
+import minidl.nn.functional as F
+from minidl import nn, ops, optim
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import GraphError
 from minidl.plans.memory import MemoryLimitError
 from minidl.runtime.checking import random_schedule
-from minidl.runtime.executors import CheckingExecutor, SequentialExecutor, StreamExecutor
+from minidl.runtime.executors import CheckingExecutor, SequentialExecutor, StreamExecutor, TaskError
 
 
 def executors_of(graph):
@@ -48,6 +49,47 @@ def test_a_label_that_is_ignored_is_in_range():
             y[1] = 3
             with pytest.raises(ValueError, match="label 3 of sample 1 is out of range: the model has classes 0 to 2"):
                 run(x, y)
+
+
+TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
+#: what takes whole numbers n from 0 to 3, which the step computes
+COMPUTED = {
+    "a row": lambda n: ops.embedding(ml.Parameter(TABLE), n),
+    "an element": lambda n: ml.array(TABLE)[n, ml.array([1, 1])],
+    "gather": lambda n: ml.array(TABLE).gather(0, n.unsqueeze(1)),
+    "index_add": lambda n: ml.array(TABLE).index_add(0, n, ml.ones(2, 3)),
+    "scatter": lambda n: ml.array(TABLE).scatter(0, n.unsqueeze(1), 1.0),
+    "bincount": lambda n: ml.bincount(n, minlength=4).float(),
+    "one_hot": lambda n: F.one_hot(n, 4).float(),
+    "a label": lambda n: F.cross_entropy(ml.ones(2, 4), n),
+    "a weighed label": lambda n: F.cross_entropy(ml.ones(2, 4), n, weight=ml.ones(4)),
+    "the largest": lambda n: F.embedding_bag(n.unsqueeze(1), ml.Parameter(TABLE), mode="max"),
+}
+
+
+@pytest.mark.parametrize("what", COMPUTED)
+def test_numbers_out_of_range_that_a_step_computes_end_the_run_before_any_update(what):
+    p = ml.Parameter(np.ones(2, np.float32))
+    opt = optim.SGD([p], 0.1)
+
+    def step(x):
+        (p * x).sum().backward()
+        found = COMPUTED[what]((x * 10.0).long())
+        opt.step()
+        return found
+
+    def eager(x):
+        return COMPUTED[what]((ml.array(x) * 10.0).long()).numpy()
+
+    good, graph = np.array([0.1, 0.3], np.float32), ml.record(step, np.ones(2, np.float32))
+    for run in executors_of(graph):
+        for bad in (0.4, -0.1, 1e9, -1e9):
+            with pytest.raises((TaskError, ValueError, IndexError), match="that the step has computed is out of range"):
+                run(np.array([0.1, bad], np.float32))
+        assert p.numpy().tolist() == [1.0, 1.0]
+        assert np.array_equal(run(good).numpy(), eager(good))
+        p.assign(1.0)
+    assert ml.measure(graph, seconds=0.0).tasks
 
 
 class Other(np.ndarray):
