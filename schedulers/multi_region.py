@@ -57,8 +57,7 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bo
     """
     if streams != 2:
         raise PlanError(f"multi_region needs 2 streams, not {streams}")
-    costs = [cost] if side_sms is None else _divided(cost, side_sms)
-    picks = [_picker(graph, own, crossing) for own in costs]
+    picks = [_picker(graph, own, crossing) for own in ([cost] if side_sms is None else _divided(cost, side_sms))]
 
     def within(limit: int | None) -> Ordered:
         found, failed = list[tuple[Trial, list[str]]](), list[MemoryLimitError]()

@@ -87,9 +87,7 @@ def atoms(costs: LayerCosts, method: str) -> list[list[Piece]]:
     """The pieces that stay together, in pipeline order: whole layers, or F, O, W of layer 0, of layer 1, and so on."""
     layers = [[Piece(i, Kind.F, float(costs.forward[i])), Piece(i, Kind.O, float(costs.output_grad[i])),
                Piece(i, Kind.W, float(costs.weight_grad[i]))] for i in range(len(costs))]
-    if method == "pipedream":
-        return layers
-    return [[part] for layer in layers for part in layer if part.time > 0]
+    return layers if method == "pipedream" else [[part] for layer in layers for part in layer if part.time > 0]
 
 
 def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignment:

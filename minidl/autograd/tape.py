@@ -395,9 +395,8 @@ class Recorder(Tape):
         if storage.recorded and storage.recorded is not self._own:
             raise storage.no_value()
         live = None if storage.recorded else storage
-        role = storage.role
-        if live is not None and not role.persistent:
-            role = Role.STATE  # made before the recording: a constant of the graph
+        # what was made before the recording is a constant of the graph
+        role = Role.STATE if live is not None and not storage.role.persistent else storage.role
         if role == Role.PARAMETER:
             storage.name = ".".join([*filter(None, ["/".join(self.place.labels)]), storage.name.rpartition(".")[2]])
         return self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype, storage.bytes, role, live))

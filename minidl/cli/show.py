@@ -104,9 +104,7 @@ def reason(error: BaseException) -> str:
     from ..system.loading import foreseen, text_of
 
     words = text_of(error) or type(error).__name__
-    if foreseen(error):
-        return words
-    return f"an internal error of minidl: {words}; MINIDL_DEBUG=1 shows where"
+    return words if foreseen(error) else f"an internal error of minidl: {words}; MINIDL_DEBUG=1 shows where"
 
 
 def line(text: str) -> str:

@@ -27,6 +27,14 @@ from .tasks import moved_views as moved_views
 T = TypeVar("T")
 
 
+def check_kinds(**given: tuple[Any, type]) -> None:
+    """Raises TypeError unless each value is of its type. It names a part of the value that has the argument's name."""
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            part = f"; take its {name}" if hasattr(value, name) else ""
+            raise TypeError(f"{name} is {repr(value)[:60]}; it must be a {kind.__name__}{part}")
+
+
 class Role(StrEnum):
     """The role of a buffer. Persistent buffers outlive a step. Far ones are not in the device's memory, but on the host
     or in a file (`minidl.passes.offload`)."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..autograd import tape
 from ..core.columns import Floats, spread
-from ..core.graph import TaskGraph
+from ..core.graph import TaskGraph, check_kinds
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind
@@ -43,6 +43,7 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, parts
     again each. On a device that captures graphs, each task is timed by itself inside a replayed graph. Calls
     `progress(share done)` after every run.
     """
+    check_kinds(graph=(graph, TaskGraph))
     device = device or tape.current().device
     if device.captures:
         return _measure_captured(graph, device, np.random.Generator(np.random.Philox(0)), progress)

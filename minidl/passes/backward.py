@@ -20,9 +20,7 @@ def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | Mask
     own = unpack(schedule.keys)
     unit, micro_batch = own.unit, own.micro_batch
     joint = (own.kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
-    if not joint.any():
-        return False
-    return spread((unit[joint], micro_batch[joint]), True, (stages, micro_batches))
+    return spread((unit[joint], micro_batch[joint]), True, (stages, micro_batches)) if joint.any() else False
 
 
 def backwards_apart(draft: Draft) -> Draft:

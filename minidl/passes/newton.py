@@ -102,8 +102,7 @@ def _solved(again: Again, layers: Sequence[Layer], iterations: int) -> None:
         return made
 
     z = [memory("zero", layer.out) for layer in layers[:-1]]
-    for v, b in z:
-        order.append(make.task("zeros", (), {b}, [fill(v, 0.0)]))
+    order += [make.task("zeros", (), {b}, [fill(v, 0.0)]) for v, b in z]
 
     def below(i: int) -> Copies:
         """The present input of a layer."""

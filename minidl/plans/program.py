@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.columns import Columns, Ints, Rows, column, spread
-from ..core.graph import Launch, Role, TaskGraph, View
+from ..core.graph import Launch, Role, TaskGraph, View, check_kinds
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
 from ..passes.boundary import Loop, loop
@@ -251,6 +251,7 @@ def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1, chosen: bool = 
 def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0) -> Program:
     """The program of rank `rank` among `ranks`. The schedule is one replica's: it has `ranks` ranks, or a number that
     divides it. Validates everything; raises ScheduleError if something is wrong."""
+    check_kinds(graph=(graph, TaskGraph), schedule=(schedule, Schedule))
     return divide(graph, schedule, ranks).program(rank)
 
 

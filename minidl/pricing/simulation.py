@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.columns import Floats, Ints, Rows, ends_of_actions, prepared, run_lanes, spread
-from ..core.graph import TaskGraph, derive_edges
+from ..core.graph import TaskGraph, check_kinds, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COMMUNICATION, RECEIVES, Kind
 from ..core.timeline import Timeline
@@ -47,6 +47,7 @@ class Times(NamedTuple):
 
 def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
     """The predicted timeline of a valid schedule. Raises ScheduleError if it would deadlock."""
+    check_kinds(graph=(graph, TaskGraph), schedule=(schedule, Schedule), cost=(cost, CostModel))
     lanes, clock = clock_of(graph, schedule, cost)
     start, end, _ = clock.run(lanes)
     ids, lane = lanes.tasks, lanes.lane_of

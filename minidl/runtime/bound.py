@@ -17,7 +17,7 @@ from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
 from ..core.columns import offsets
-from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View, check_kinds
 from ..core.tasks import GraphError, strides_of
 from ..devices.far import FAR
 from ..devices.returned import Returned
@@ -62,6 +62,7 @@ class Bound:
 
     def __init__(self, graph: TaskGraph, plan: MemoryPlan | None, device: Any = None, *, private: bool = False,
                  arena: Any = None) -> None:
+        check_kinds(graph=(graph, TaskGraph))
         if len(graph) and not graph.launches:
             raise GraphError(f"graph {graph.name_of_graph!r} has no kernels; only graphs of minidl.record can run")
         self.graph, self.plan = graph, plan

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..autograd import tape as tapes
 from ..core.columns import Ints, Rows, grouped
-from ..core.graph import TaskGraph
+from ..core.graph import TaskGraph, check_kinds
 from ..core.schedule import Lane, Schedule
 from ..kernels import Thunk
 from ..plans.memory import MemoryPlan, plan_memory
@@ -37,6 +37,7 @@ class CheckingExecutor:
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, *, seed: int = 0, waits: Ints | None = None,
                  plan: MemoryPlan | None = None, prove: bool = True, device: Any = None) -> None:
+        check_kinds(graph=(graph, TaskGraph), schedule=(schedule, Schedule))
         self.graph, self.schedule = graph, schedule
         self.waits = schedule.waits(graph) if waits is None else np.asarray(waits, np.int64).reshape(-1, 2)
         if prove:

@@ -30,7 +30,7 @@ from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
 from ..core.columns import offsets, spread
-from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View, check_kinds
 from ..core.schedule import Lane, Schedule
 from ..core.standstill import Doing
 from ..core.tasks import COMMUNICATION, What
@@ -74,6 +74,7 @@ class Runtime:
     def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None,
                  trace: bool = False, captured: bool = False, credit: int = CREDIT,
                  log: VersionLog | None = None, watched: bool = False, at_once: int = 1) -> None:
+        check_kinds(program=(program, Program))
         self.program, self.trace, self.transport, self.log = program, trace, transport, log
         self.graph, self.schedule, self.peak_bytes = program.graph, program.schedule, program.peak_bytes  #: of the body
         self.waits = program.body[0].waits  #: pairs (waiting task, awaited task) between the lanes of a body

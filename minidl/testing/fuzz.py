@@ -137,8 +137,7 @@ def arranged(case: Case, all_policies: bool = True) -> Iterator[tuple[str, Calla
                                            seed=int(choices.integers(2**31)), device=Shuffled(choices)))
 
     def late(tasks: Sequence[int]) -> Trace:
-        body = cross_boundary(graph, tasks).body[0]
-        return streams(random_schedule(body, int(choices.integers(1, 4)), choices))
+        return streams(random_schedule(cross_boundary(graph, tasks).body[0], int(choices.integers(1, 4)), choices))
 
     yield "sequential", lambda: case.trace(SequentialExecutor(graph, Shuffled(choices)))
     for name in schedulers.names("none", exact=True):

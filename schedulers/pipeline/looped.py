@@ -39,8 +39,7 @@ def _phases(held: Ints, micro_batches: int) -> RankOrder:
     """All F, all O, all W of a rank's stages: group by group, in a group micro-batch by micro-batch."""
     groups = np.split(held, np.flatnonzero(np.diff(held) > 1) + 1)
     up = [np.tile(group, micro_batches) for group in groups]
-    down = [np.tile(group[::-1], micro_batches) for group in groups[::-1]]
-    stage = np.concatenate([*up, *down, *up])
+    stage = np.concatenate([*up, *(np.tile(group[::-1], micro_batches) for group in groups[::-1]), *up])
     number = [np.repeat(np.arange(micro_batches), len(group)) for group in groups]
     return RankOrder(np.repeat([Kind.F, Kind.O, Kind.W], len(held) * micro_batches), stage,
                      np.concatenate([*number, *number[::-1], *number]))

@@ -119,6 +119,33 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs_and_others_come
             x, np.asfortranarray(x), np.repeat(x, 2, 0)[::2], x.view(Other), ml.array(x), unaligned)}) == 1
 
 
+def _given():
+    linear = nn.Linear(3, 2)
+    graph = ml.record(linear, np.ones((4, 3), np.float32))
+    return graph, ml.plan(graph, "in_order"), ml.CostModel.analytic()
+
+
+WRONG = {
+    r"^schedule is <Plan in_order: .*>?; it must be a Schedule; take its schedule$": [
+        lambda g, p, c: ml.simulate(g, p, c), lambda g, p, c: StreamExecutor(g, p), lambda g, p, c: ml.lower(g, p),
+        lambda g, p, c: CheckingExecutor(g, p), lambda g, p, c: ml.GraphExecutor(g, p)],
+    r"^graph is <Plan in_order: .*>?; it must be a TaskGraph; take its graph$": [
+        lambda g, p, c: StreamExecutor(p, g), lambda g, p, c: SequentialExecutor(p), lambda g, p, c: ml.measure(p),
+        lambda g, p, c: ml.simulate(p, g, c), lambda g, p, c: StreamExecutor(p, p)],
+    r"^program is <Plan in_order: .*>?; it must be a Program; take its program$": [lambda g, p, c: ml.Runtime(p)],
+    r"^schedule is 'in_order'; it must be a Schedule$": [lambda g, p, c: StreamExecutor(g, "in_order")],
+    r"^graph is <Schedule of .*>; it must be a TaskGraph$": [lambda g, p, c: ml.simulate(p.schedule, g, c)],
+    r"^graph is <function .*; it must be a TaskGraph$": [lambda g, p, c: ml.measure(_given)],
+    r"^cost is Machine.*; it must be a CostModel$": [lambda g, p, c: ml.simulate(g, p.schedule, ml.Machine())],
+}
+
+
+@pytest.mark.parametrize(("says", "call"), [(says, call) for says, calls in WRONG.items() for call in calls])
+def test_arguments_of_another_kind_are_named_with_the_part_to_take(says, call):
+    with pytest.raises(TypeError, match=says):
+        call(*_given())
+
+
 def test_a_plan_without_kernels_does_not_run():
     graph = planned(("0F0", "", "a"), ("0W0", "a", "b"))
     schedule = Schedule.of(graph, {Lane(0): [0, 1]})
