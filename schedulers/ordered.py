@@ -42,9 +42,8 @@ def as_ordered(made: Any, scheduler: str, function: Callable[..., Any]) -> Order
     if isinstance(made, Schedule):
         return Ordered(made)
     if not isinstance(made, Ordered):
-        code = getattr(unwrap(function), "__code__", None)
         raise PlanError(f"scheduler {scheduler} returned a {type(made).__name__}, not a Schedule or an Ordered"
-                        + (f" ({place_of(function)})" if code else ""))
+                        + (f" ({place_of(function)})" if hasattr(unwrap(function), "__code__") else ""))
     return made
 
 

@@ -37,9 +37,8 @@ def show_curve(arguments: Any) -> int:
     usual, cost = recorded.job, asked.cost
 
     def make(recompute: str, limit: int | None, shard: Any, lag: int | None) -> Plan:
-        late = {} if lag is None else {"lag": lag}
         recorded.job = replace(usual, scheduler=name, recompute=recompute, shard=shard,
-                               scheduler_args={**usual.scheduler_args, **late})
+                               scheduler_args={**usual.scheduler_args, **({} if lag is None else {"lag": lag})})
         return replace(asked, machine=replace(machine, memory_limit=limit)).plan()
 
     for name in names:

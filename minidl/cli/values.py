@@ -46,8 +46,7 @@ def size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a size; write 4096, 300MB or 2GiB")
-    base = 1024 if match[3] else 1000
-    value = float(match[1]) * base ** " KMGT".index(match[2].upper() or " ")
+    value = float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")
     if not 1 <= value < 1 << 62:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} must be at least 1 byte, and fewer than 4 EiB")
     return int(value)

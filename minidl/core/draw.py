@@ -184,8 +184,7 @@ def _drawer(labels: tuple[str, ...], versions: Mapping[int, int] | None, keys: I
 # ----------------------------------------------------------------------------------------------------------------- SVG
 def _svg(panels: list[_Panel], unit: str, versions: bool, width: float, span: float) -> str:
     """Panels below each other on one scale: `span` time units are `width` pixels."""
-    most = max(len(panel.lanes) for panel in panels)
-    height, space = (14, 2) if most > 48 else (24 + 12 * versions, 4)
+    height, space = (14, 2) if max(len(panel.lanes) for panel in panels) > 48 else (24 + 12 * versions, 4)
     left = 24 + max((len(str(lane)) for panel in panels for lane in panel.lanes), default=0) * _CHARACTER
     groups = [g for g in PALETTE if any(s.group == g for panel in panels for s in panel.slices)]
     key_width = sum(30 + len(PALETTE[g][1]) * _CHARACTER for g in groups)

@@ -559,7 +559,6 @@ class GraphBuilder:
     def build(self, inputs: tuple[View, ...] = (), outputs: tuple[View, ...] = (), name: str = "graph") -> TaskGraph:
         columns = zip(*self._tasks, strict=True) if self._tasks else ((),) * 9
         unit, kind, micro_batch, part, destination, late, iteration, flops, nbytes = columns
-        units = max(unit, default=-1) + 1
         graph = TaskGraph(
             keys=pack(unit, kind, micro_batch, part=part, destination=destination, late=late, iteration=iteration),
             flops=np.array(flops, np.float64), bytes=np.array(nbytes, np.int64),
@@ -568,7 +567,7 @@ class GraphBuilder:
             buffer_role=np.array([b[2].number for b in self._buffers], np.int8),
             buffer_storage=np.array([b[3] for b in self._buffers], np.int32),
             buffer_names=tuple(b[0] for b in self._buffers),
-            unit_names=tuple(self.unit_names.get(u, "") for u in range(units)),
+            unit_names=tuple(self.unit_names.get(u, "") for u in range(max(unit, default=-1) + 1)),
             storages=tuple(self._storages), launches=tuple(self._launches) if any(self._launches) else (),
             inputs=inputs, outputs=outputs, name_of_graph=name)
         graph._sorted_keys  # noqa: B018  (a task named twice is an error here, not later)

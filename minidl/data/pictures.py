@@ -92,9 +92,8 @@ def _is_picture(name: str) -> bool:
 
 def _shards(root: Path, split: str) -> list[Path]:
     """The shards of a split: train-000.tar or train/000.tar with a class (.cls) for each picture."""
-    names = ("train",) if split == "train" else TESTS
     found = ([f for f in _entries(root) if re.search(rf"(?<![a-z]){name}", f.name) and f.suffix == ".tar"]
-             for name in names)
+             for name in (("train",) if split == "train" else TESTS))
     return next(filter(None, found), [])
 
 

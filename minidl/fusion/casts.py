@@ -33,17 +33,15 @@ def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
     if launch.kernel != "cast" or draft.passed_on(launch.writes[0]) is None:
         return False
     p = launch.reads[0]
-    buffers = draft.buffers(p)
     return (draft.graph.storages[p.storage].role == Role.PARAMETER and p.dense
-            and all(task > i for b in buffers for task in draft.writers(b)))
+            and all(task > i for b in draft.buffers(p) for task in draft.writers(b)))
 
 
 def _gradients(draft: Draft) -> None:
     for i, entry in draft.numbered():
         for cast in [launch for launch in entry.launches if launch.kernel == "cast"]:
             (low,), (wide,) = cast.reads, cast.writes
-            if (draft.kind(i) == Kind.W and draft.passed_on(low) is not None
-                and wide.dense and low.dense):
+            if draft.kind(i) == Kind.W and draft.passed_on(low) is not None and wide.dense and low.dense:
                 _read_it_low(draft, i, cast, low, wide)
 
 

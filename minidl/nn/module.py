@@ -300,8 +300,7 @@ class ModuleDict(Module, Mapping[str, Module]):
     def __getitem__(self, name: str) -> Module:
         return dict(self.named_children())[name]
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self.children())
+    __len__ = ModuleList.__len__
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.named_children())

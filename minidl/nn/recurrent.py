@@ -82,8 +82,7 @@ class _Layers(_Weights):
             sides = []
             for d, suffix in enumerate(self.directions):
                 with tapes.label(f"l{k}{suffix}"):
-                    first = [ops.cut(t, k * each + d) for t in states]
-                    y, *ends = self._run(x, first, f"_l{k}{suffix}", bool(d))
+                    y, *ends = self._run(x, [ops.cut(t, k * each + d) for t in states], f"_l{k}{suffix}", bool(d))
                     sides.append(y)
                     last.append([ops.reshape(t, (1, *t.shape)) for t in ends])
             x = ops.concat(sides, -1) if each > 1 else sides[0]

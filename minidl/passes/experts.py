@@ -159,9 +159,8 @@ class _Work:
         known, numbers = {*self._of(route.task, route.counts.storage), buffer}, (route.counts, counts)
         own, nbytes = {*copies.buffers.values()}, here.size * np.dtype(dtype).itemsize
         if leave:
-            constants = () if storage in self.whole else ANY_REST
             self._new(tasks[0], tasks[0], Kind.X, own | known, {*there}, Launch(
-                "exchange", (here, *numbers), (far,), constants=constants), nbytes)
+                "exchange", (here, *numbers), (far,), constants=() if storage in self.whole else ANY_REST), nbytes)
         else:
             self._new(tasks[0], max(before), Kind.X, {*there} | known, own,
                       Launch("exchange", (far, *numbers[::-1]), (here,)), nbytes)

@@ -108,11 +108,10 @@ class Again:
             e, first = self.edit, tasks[0]
             own = {b for t in tasks for b in e.writes[t] if e.storage_of[b] == storage}
             found = self.nothing[storage] = e.copies(own, "zero")
-            view = e.whole(found.storages[storage])
             self.fills.append(e.task(
                 -1, e.unit(f"zeros for {e.specs[storage].name}"), Kind.O, unpack(e.keys[first]).micro_batch,
                 stage=e.stage[first], reads=(), writes=found.buffers.values(), nbytes=e.specs[storage].bytes,
-                launches=[fill(view, 0.0)]))
+                launches=[fill(e.whole(found.storages[storage]), 0.0)]))
         return self.nothing[storage]
 
     def task(self, task: int, whose: str, copies: Copies, launches: Sequence[Launch] | None = None) -> int:

@@ -79,8 +79,7 @@ def windows(graph: TaskGraph, schedule: Schedule) -> dict[tuple[int, int], int]:
 def admissions(graph: TaskGraph, schedule: Schedule, caps: Window) -> Iterable[tuple[int, int]]:
     """Pairs of tasks: the second is the forward that waits until the first has freed what a forward before it keeps."""
     for where, forwards in _forwards(graph, schedule).items():
-        cap = caps[where]
-        for (_, users), (task, _) in zip(forwards, forwards[cap:], strict=False):
+        for (_, users), (task, _) in zip(forwards, forwards[caps[where] :], strict=False):
             yield from ((user, task) for user in users)
 
 

@@ -266,8 +266,7 @@ def _runs(draft: Draft, sums: Sequence[Sum], ahead: int, keep: Collection[int]) 
     for k, (i, run) in enumerate(runs):
         at, users = last.get(i, (-1, []))
         others = {j for j, _ in runs[at + 1 : k]}
-        kept = int(draft.graph.unit[sums[i].task]) in keep
-        if at < 0 or (len(others) > ahead and not kept):
+        if at < 0 or (len(others) > ahead and int(draft.graph.unit[sums[i].task]) not in keep):
             users = []
             found.append((sums[i], users))
         users += run

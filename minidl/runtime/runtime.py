@@ -438,8 +438,7 @@ class _Ready:
         if captured:
             runtime.device.zero(arena)  # tasks run once before capture: zeros are valid labels, old bytes may not be
         if hint is not None:
-            place = {int(t): i for i, t in enumerate(graph.find(hint))}
-            self.lanes: Any = Picking(work, place, runtime.trace)
+            self.lanes: Any = Picking(work, {int(t): i for i, t in enumerate(graph.find(hint))}, runtime.trace)
         else:
             self.lanes = (runtime.device.captured if captured else runtime.device.lanes)(
                 work, runtime.trace, **({"stamped": True} if self.watched else {}))

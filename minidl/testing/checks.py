@@ -71,8 +71,7 @@ def gradients(f: Callable[..., Tensor], values: Sequence[Any], weights: Any, *, 
         operands = [ops.transpose(t) if t.ndim > 1 else t for t in operands]
     out = f(*operands)
     turned = strided and out.ndim > 1
-    loss = ((ops.transpose(out) if turned else out) * array(weights.T if turned else weights)).sum()
-    loss.backward()
+    ((ops.transpose(out) if turned else out) * array(weights.T if turned else weights)).sum().backward()
     found = []
     for i, p in enumerate(parameters):
         if p.grad is None or p.grad.shape != p.shape:

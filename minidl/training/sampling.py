@@ -76,6 +76,5 @@ def _drawn(logits: Any, temperature: float, top: int | None, generator: np.rando
         return int(logits.argmax())
     if top is not None and top < len(logits):
         logits = np.where(logits >= np.partition(logits, -top)[-top], logits, -np.inf)
-    chance = np.exp((logits - logits.max()) / temperature)
-    total = np.cumsum(chance)
+    total = np.cumsum(np.exp((logits - logits.max()) / temperature))
     return int(np.searchsorted(total, generator.random() * total[-1], side="right"))

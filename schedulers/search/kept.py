@@ -83,8 +83,7 @@ def chain(graph: TaskGraph, cost: CostModel) -> Chain:
 
     def takes(without: Sequence[int]) -> Any:
         own = np.setdiff1d(np.flatnonzero(free), without)
-        most = spread(block[born[own]], born[own], n, -1, np.maximum)
-        needed = forward[forward <= most[block[forward]]]
+        needed = forward[forward <= spread(block[born[own]], born[own], n, -1, np.maximum)[block[forward]]]
         return np.bincount(block[needed], time[graph.unit[needed]], n)
 
     units = [np.unique(graph.unit[forward[block[forward] == b]]).tolist() for b in range(n)]

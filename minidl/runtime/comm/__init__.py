@@ -299,8 +299,7 @@ class Communicator:
         for _ in range(rounds):
             before = time.perf_counter()
             self.gather(None)
-            after = time.perf_counter()
-            times = self.gather((before, after))
+            times = self.gather((before, time.perf_counter()))
             for r, (b, a) in enumerate(times):  # no rank leaves the barrier before all have entered it
                 low[r], high[r] = max(low[r], b - times[0][1]), min(high[r], a - times[0][0])
         return [0.0 if lo <= 0 <= hi else (lo + hi) / 2 for lo, hi in zip(low, high, strict=True)]
