@@ -211,6 +211,14 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
+    def __array_wrap__(self, array: Any, context: Any = None, scalar: bool = False) -> Any:
+        """The result of NumPy's function. Raises RuntimeError if it is floats and a gradient would end there."""
+        if (array.dtype.kind == "f" and context is not None and tapes.current().gradients
+            and any(isinstance(t, Tensor) and t.requires_grad for t in context[1])):
+            raise RuntimeError(f"numpy.{context[0].__name__} of {self.storage.name} {self.shape} would end a gradient: "
+                               f"use a function or method of minidl, or x.numpy() for the values")
+        return array[()] if scalar else array
+
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)
 

@@ -160,6 +160,23 @@ def test_operators_with_numpy_on_the_left_and_formats():
     assert f"{x}".startswith("Tensor(")
 
 
+def test_a_function_of_numpy_does_not_end_a_gradient_without_a_word():
+    weight, x = nn.Parameter(np.ones(3)), np.ones(3)
+    hidden = weight * x
+    for call in (lambda: np.exp(hidden), lambda: np.tanh(weight), lambda: np.maximum(ml.array(x), hidden),
+                 lambda: np.add(x, hidden), lambda: np.exp(hidden.sum()), lambda: x * np.sqrt(hidden)):
+        with pytest.raises(RuntimeError, match=r"^numpy\.\w+ of \w+ \(.*would end a gradient: use .*x.numpy\(\) for"):
+            call()
+    for call in (lambda: x * hidden, lambda: np.float64(2) * hidden, lambda: np.float32(2) - ml.array(x, "float32")):
+        assert isinstance(call(), ml.Tensor)
+    assert np.isfinite(hidden).all()
+    assert np.exp(hidden.numpy()).shape == np.exp(hidden.detach()).shape == (3,)
+    assert isinstance(np.exp(ml.array(1.0)), np.floating)
+    assert np.mean([hidden.sum(), hidden.sum()]) == 3
+    with ml.no_grad():
+        assert np.abs(weight).max() == 1
+
+
 def test_a_whole_number_in_a_tensor_bounds_slices_and_ranges():
     rows, lengths = ml.array(np.arange(6.0).reshape(2, 3)), ml.array([2, 1])
     assert [row[:n].tolist() for row, n in zip(rows, lengths, strict=True)] == [[0, 1], [3]]
