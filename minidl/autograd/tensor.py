@@ -315,12 +315,17 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
     return storage
 
 
+def unmasked(value: Any) -> Any:
+    """`value` as a NumPy array. Raises ShapeError for one with masked elements."""
+    if np.ma.is_masked(value):
+        raise ShapeError("a tensor holds numbers, and some of these are masked; fill them first: value.filled(0)")
+    return np.asarray(value)
+
+
 def numeric(value: Any) -> Any:
     """`value` as a NumPy array of numbers in this machine's byte order. Raises ShapeError for anything else: objects,
     texts, complex or longer numbers, and arrays with masked elements."""
-    if np.ma.is_masked(value):
-        raise ShapeError("a tensor holds numbers, and some of these are masked; fill them first: value.filled(0)")
-    array = np.asarray(value)
+    array = unmasked(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if str(array.dtype) not in NUMBERS:

@@ -152,6 +152,8 @@ def _rows(name: str, x: Array, y: Array, classes: int, serves: str) -> Dataset:
 
 def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
     """x and y, checked. Raises DataError."""
+    if np.ma.is_masked(x) or np.ma.is_masked(y):
+        raise DataError(f"{name}: some elements are masked; fill them first, as in x.filled(0)")
     x, y = np.asarray(x), np.asarray(y)
     for what, values in (("x", x), ("y", y)):
         if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 
 from ..system.loading import by_name, function_of, line_of
 from .arrays import part_of
-from .dataset import ENDLESS, IGNORED, Array, DataError, Dataset, LabelError, Rows, Wanted, check_labels
+from .dataset import ENDLESS, IGNORED, Array, DataError, Dataset, LabelError, Note, Rows, Wanted, check_labels
 
 HEAD = 100  #: how many batches show what the others are like
 MOST_BATCHES = 50_000  #: a function that gives more, or more than MOST_BYTES, is taken as one without end
 MOST_BYTES = 1 << 30
 RECENT = 64  #: how many batches are kept
+PATIENCE = 5.0  #: seconds of reading from one line about it to the next
 SERVES = ("classification", "regression", "next_token", "masked_token", "translation")  #: the objectives
 Batch = tuple[Array, Array]
 A_BATCH = "; a batch is (x, y), arrays with a row for each sample"
@@ -45,11 +47,10 @@ def load_own(name: str, wanted: Wanted) -> Dataset:
         _check_fields(name, made[-1])
         if wanted.classes and made[-1].classes > wanted.classes:
             raise LabelError(f"{name}: has {made[-1].classes} classes, the network {wanted.classes}")
-        tokens = {"next_token", "translation"} & {*made[-1].serves}
         # nobody knows how long its rows take, and what y has
         return replace(made[-1], rows=_checked(name, made[-1], wanted.dtype), slow=True,
-                       uneven=made[-1].uneven or bool(tokens))
-    found = [_arrays(name, part) for part in made]
+                       uneven=made[-1].uneven or bool({"next_token", "translation"} & {*made[-1].serves}))
+    found = [_arrays(name, part, wanted.note) for part in made]
     (arrays, ends), (tests, _) = found[0], found[-1]
     short = name.rpartition("/")[2]
     if ends:
@@ -67,8 +68,8 @@ def load_own(name: str, wanted: Wanted) -> Dataset:
 
 def _check_fields(name: str, made: Dataset) -> None:
     """Raises DataError for a field of a Dataset of the user's own that cannot be used."""
-    whole = {"samples": made.samples, "classes": made.classes, "vocabulary": made.vocabulary}
-    for field, value in whole.items():
+    for field in ("samples", "classes", "vocabulary"):
+        value = getattr(made, field)
         least = 0 if field == "vocabulary" else 1
         if not isinstance(value, int | np.integer) or not least <= value:
             raise DataError(f"{name}: the {field} of its Dataset are {value!r}; it must be a whole number of at least "
@@ -131,24 +132,27 @@ def _batches(name: str, made: Iterable[Any]) -> Iterator[Batch]:
         number += 1
 
 
-def _arrays(name: str, made: Any) -> tuple[Batch, bool]:
+def _arrays(name: str, made: Any, note: Note) -> tuple[Batch, bool]:
     """The arrays (x, y) that a function has returned, and whether they are all: of endless batches, the first HEAD."""
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made):
         return made, True
-    batches = isinstance(made, Iterable) and not isinstance(made, np.ndarray | str | bytes | dict)
-    if isinstance(made, list | tuple):
-        batches = all(isinstance(part, list | tuple) and len(part) == 2 for part in made)
+    batches = (all(isinstance(part, list | tuple) and len(part) == 2 for part in made) if isinstance(made, list | tuple)
+               else isinstance(made, Iterable) and not isinstance(made, np.ndarray | str | bytes | dict))
     if not batches:
         parts_of = f" of {' and '.join(type(p).__name__ for p in made[:3])}" if isinstance(made, list | tuple) else ""
         raise DataError(f"{name}: returned {type(made).__name__}{parts_of}; it must return a Dataset, NumPy arrays "
                         f"(x, y), or an iterable of batches (x, y)")
-    parts, size, ends = list[Batch](), 0, True
+    parts, size, ends, late = list[Batch](), 0, True, monotonic() + PATIENCE
     for x, y in _batches(name, made):
         size += x.nbytes + y.nbytes
         if parts and (x.shape[1:] != parts[0][0].shape[1:] or y.shape[1:] != parts[0][1].shape[1:]):
             raise DataError(f"{name}: batch {len(parts)} has x {x.shape} and y {y.shape}, batch 0 {parts[0][0].shape} "
                             f"and {parts[0][1].shape}")
         parts.append((x, y))
+        if monotonic() > late:
+            late += PATIENCE
+            note(f"{name}: its batches are read to their end before training begins, or to the first {MOST_BATCHES:,}, "
+                 f"or {MOST_BYTES >> 30} GiB: {len(parts):,} so far")
         if size > MOST_BYTES or len(parts) > MOST_BATCHES:
             parts, ends = parts[:HEAD], False
             break

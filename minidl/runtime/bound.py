@@ -15,7 +15,7 @@ import numpy as np
 
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
-from ..autograd.tensor import ShapeError, Tensor
+from ..autograd.tensor import ShapeError, Tensor, unmasked
 from ..core.columns import offsets
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View, check_kinds
 from ..core.tasks import GraphError, strides_of
@@ -181,8 +181,8 @@ class Bound:
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
         arrays = []
         for i, value in enumerate(values):  # a comprehension would be one more call, as small steps notice
-            if not isinstance(value, np.ndarray):
-                value = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+            if type(value) is not np.ndarray:
+                value = value.numpy() if isinstance(value, Tensor) else unmasked(value)
             wanted, kind = self._takes[i]
             if value.shape != wanted or value.dtype != kind:
                 raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with {kind} "

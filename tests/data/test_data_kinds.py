@@ -461,6 +461,10 @@ def test_arrays_of_tokens_and_of_several_numbers_to_predict(tmp_path, monkeypatc
     assert [part.vocabulary for part in parts] == [6, 6]  # the network must know the tokens of both
     refused("a sample has no numbers", act=lambda: data.from_arrays("own", np.zeros((20, 0)), np.zeros(20)))
     refused("20", act=lambda: data.from_arrays("own", x, np.zeros(19)))
+    y = np.arange(20) % 2
+    for masked in ((np.ma.masked_greater(x, x.min()), y), (x, np.ma.masked_equal(y, 1))):
+        refused("some elements are masked; fill them first", act=lambda pair=masked: data.from_arrays("own", *pair))
+    assert data.from_arrays("own", np.ma.array(x), np.ma.array(y)).samples
 
 
 OWN = '''
@@ -585,6 +589,19 @@ def test_a_function_may_give_batches_without_end(tmp_path, capsys, monkeypatch):
     for name, says in (("fails", "KeyError: 'no more' (own.py, line "), ("grows", "batch 130 has samples of shape")):
         loader = data.load(f"{file}:{name}", batch_size=100)
         refused(f"own.py:{name}", says, act=lambda read=loader: next(read))
+
+
+def test_batches_that_take_long_to_read_are_told_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.own, "MOST_BATCHES", 120)
+    (tmp_path / "own.py").write_text(ENDLESS)
+    for patience, least in ((0.0, 100), (60.0, 0)):
+        monkeypatch.setattr(data.own, "PATIENCE", patience)
+        said = []
+        data.load(f"{tmp_path}/own.py:numbered", batch_size=8, note=said.append)
+        told = [line for line in said if "its batches are read to their end before training begins" in line]
+        assert len(told) >= least
+        assert bool(told) == bool(least)
+        assert not told or told[-1].endswith("or to the first 120, or 1 GiB: 121 so far")
 
 
 # ---- pictures

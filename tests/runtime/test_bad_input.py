@@ -119,6 +119,15 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs_and_others_come
             x, np.asfortranarray(x), np.repeat(x, 2, 0)[::2], x.view(Other), ml.array(x), unaligned)}) == 1
 
 
+def test_masked_elements_of_an_input_are_refused_by_a_run_as_by_a_tensor():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    graph = ml.record(lambda x: x * 2.0, x)
+    for run in executors_of(graph):
+        with pytest.raises(ml.ShapeError, match=r"some of these are masked; fill them first: value.filled\(0\)"):
+            run(np.ma.masked_greater(x, 3))
+        assert np.array_equal(run(np.ma.array(x)).numpy(), 2 * x)
+
+
 def _given():
     linear = nn.Linear(3, 2)
     graph = ml.record(linear, np.ones((4, 3), np.float32))
