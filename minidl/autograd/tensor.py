@@ -96,6 +96,7 @@ class Tensor:
         tape.remember(self, dropped=value is None)
         self.uses, self.total = {}, None
         if value is not None:
+            value = value if isinstance(value, Tensor) else array(value)
             if (value.shape, value.dtype) != (self.shape, self.dtype):
                 raise ShapeError(f"the gradient of {self.storage.name} must be {self.dtype} {self.shape} as it is, not "
                                  f"{value.dtype} {value.shape}")
@@ -252,7 +253,7 @@ class Tensor:
     # ------------------------------------------------------------------------------------------------------- backward
     def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
         """Computes the gradients of this scalar toward every parameter on which it depends, and adds them to those that
-        no update has used yet. `gradient`: a scalar tensor of the same type that multiplies all of them.
+        no update has used yet. `gradient`: a number, or a scalar of the same type, that multiplies all of them.
         `retain_graph`: whether another backward may go through the same forward pass. Raises ShapeError if this is not
         a scalar, and RuntimeError if it depends on no parameter, or where an earlier backward has gone through a part
         of the forward pass without `retain_graph`."""
@@ -260,6 +261,7 @@ class Tensor:
             raise ShapeError(f"backward starts from a scalar, not from shape {self.shape}")
         if not self.requires_grad:
             raise RuntimeError("this value depends on no parameter, so there is nothing to differentiate")
+        gradient = gradient if gradient is None or isinstance(gradient, Tensor) else array(gradient, self.dtype)
         if gradient is not None and (gradient.shape, gradient.dtype) != (self.shape, self.dtype):
             raise ShapeError(f"the gradient must be {self.dtype} {self.shape} as the value is, not {gradient.dtype} "
                              f"{gradient.shape}")

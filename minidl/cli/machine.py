@@ -32,9 +32,8 @@ def blas() -> str:
     import numpy  # noqa: F401 - loads it
     from threadpoolctl import threadpool_info
 
-    found = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     return ", ".join(f"{p['internal_api']} {p['version']}, kernels for {p.get('architecture', 'an unknown processor')}"
-                     for p in found) or "unknown"
+                     for p in threadpool_info() if p["user_api"] == "blas") or "unknown"
 
 
 def available() -> int | None:

@@ -55,10 +55,9 @@ def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> N
     if any(t < takers[0] for t in readers) or (takers is readers and len(draft.writers(buffer)) > 1):
         return  # the tasks after an unscale need what it has written
     others = [launch for launch in draft[i].launches if launch is not cast]
-    touching = [launch for t in takers for launch in draft[t].launches if wide in launch.reads]
     if any(wide in (*launch.reads, *launch.writes) for launch in others) or not all(
             launch.kernel == "unscale" or (launch.kernel in RULES and launch.reads[1] == wide)
-            for launch in touching):
+            for t in takers for launch in draft[t].launches if wide in launch.reads):
         return
     draft.read(takers, wide, low)
     draft.merge(i, others)

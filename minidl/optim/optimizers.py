@@ -292,7 +292,7 @@ class Adam(Optimizer):
                  eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        if len(betas) != 2:
+        if np.shape(betas) != (2,):
             raise ValueError(f"betas are {betas}; they must be two numbers, at least 0 and below 1")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self._checked("weight_decay", "eps", rates=("betas",))

@@ -328,6 +328,31 @@ def test_a_recorded_update_leaves_parameters_alone_that_got_no_gradient_in_it():
     assert (a.numpy().tolist(), b.numpy().tolist()) == ([1], [0.5])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_gradients_may_be_given_as_arrays_and_numbers(dtype, recorded):
+    p = ml.Parameter(np.ones(3, dtype))
+    opt, given = optim.SGD([p], 1.0), np.array([1, 2, 3], dtype)
+
+    def step(x):
+        (p * x).sum().backward(2.0)
+        found = p.grad
+        p.grad = given
+        opt.step()
+        return found
+
+    x = np.ones(3, dtype)
+    assert (SequentialExecutor(ml.record(step, x))(x) if recorded else step(ml.array(x))).tolist() == [2, 2, 2]
+    assert p.tolist() == [0, -1, -2]
+    for wrong in (0, np.ones(2, dtype), np.ones(3, np.int64), "a"):
+        with pytest.raises(ml.ShapeError, match="must be float|holds numbers"):
+            p.grad = wrong
+    with pytest.raises(ml.ShapeError, match=r"the gradient must be float.. \(\) as the value is, not float.. \(2,\)"):
+        p.sum().backward(np.ones(2))
+    with pytest.raises(ValueError, match=r"betas are 0\.9; they must be two numbers"):
+        optim.Adam([p], betas=0.9)
+
+
 def test_recording_does_not_depend_on_the_examples_values():
     model, _, step = SMALL.make()
     (values,) = SMALL.batches(1)
