@@ -147,8 +147,8 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     """The graph of `step(*example)`. Only shapes and types of the example arrays matter.
 
     `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
-    stay as they were. `step` cannot read the values of tensors. A recorded step begins without gradients, and it drops
-    those that no update has used. Raises RuntimeError if a gradient is computed after its update, since the next
+    stay as they were. `step` cannot read or set the values of tensors. A recorded step begins without gradients, and it
+    drops those that no update has used. Raises RuntimeError if a gradient is computed after its update, since the next
     eager call would add to it.
     """
     tape = Recorder(tapes.current().device)

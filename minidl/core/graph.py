@@ -32,7 +32,7 @@ def check_kinds(**given: tuple[Any, type]) -> None:
     for name, (value, kind) in given.items():
         if not isinstance(value, kind):
             part = f"; take its {name}" if hasattr(value, name) else ""
-            raise TypeError(f"{name} is {repr(value)[:60]}; it must be a {kind.__name__}{part}")
+            raise TypeError(f"{name} is {' '.join(repr(value).split())[:60]}; it must be a {kind.__name__}{part}")
 
 
 class Role(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -130,6 +131,7 @@ LEAKS = {
     "another recording": lambda t, x: ml.record(lambda x: x + t, x),
     "an output of another recording": lambda t, x: ml.record(lambda x: (x, t), x),
     "its values": lambda t, x: t.numpy(),
+    "a copy": lambda t, x: copy.deepcopy(t) * 2.0,
 }
 
 
@@ -139,6 +141,12 @@ def test_a_tensor_of_a_recorded_step_has_no_value_elsewhere(use):
     ml.record(net, x)
     with pytest.raises(RuntimeError, match=r"^0\.linear has no value while a step is recorded, .* in another step: "):
         LEAKS[use](net.seen, x)
+
+
+def test_a_copy_of_what_a_step_computes_is_computed_by_nobody():
+    net, x = Net(), np.ones((4, 3), np.float32)
+    with pytest.raises(RuntimeError, match="has no value while a step is recorded"):
+        ml.record(lambda x: copy.deepcopy(net(x)) * 2.0, x)
 
 
 TOUCHED = {

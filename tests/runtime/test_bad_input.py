@@ -143,6 +143,7 @@ WRONG = {
         lambda g, p, c: ml.simulate(p, g, c), lambda g, p, c: StreamExecutor(p, p)],
     r"^program is <Plan in_order: .*>?; it must be a Program; take its program$": [lambda g, p, c: ml.Runtime(p)],
     r"^schedule is 'in_order'; it must be a Schedule$": [lambda g, p, c: StreamExecutor(g, "in_order")],
+    r"^schedule is array.*; it must be a Schedule$": [lambda g, p, c: StreamExecutor(g, np.zeros((9, 9)))],
     r"^graph is <Schedule of .*>; it must be a TaskGraph$": [lambda g, p, c: ml.simulate(p.schedule, g, c)],
     r"^graph is <function .*; it must be a TaskGraph$": [lambda g, p, c: ml.measure(_given)],
     r"^cost is Machine.*; it must be a CostModel$": [lambda g, p, c: ml.simulate(g, p.schedule, ml.Machine())],
