@@ -197,8 +197,7 @@ def _sentences(file: Path) -> list[str]:
 def _parallel(folder: Path, split: str) -> list[Pair]:
     training = _training(folder)
     assert training is not None
-    languages = (training[0].suffix[1:], training[1].suffix[1:])
-    files = training if split == "train" else _testing(folder, languages)
+    files = training if split == "train" else _testing(folder, (training[0].suffix[1:], training[1].suffix[1:]))
     source, target = (_sentences(f) for f in files)
     if len(source) != len(target):
         raise DataError(f"{files[0]} has {len(source)} sentences, {files[1].name} {len(target)}; they must be parallel")

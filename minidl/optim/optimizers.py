@@ -180,6 +180,9 @@ class Optimizer(Watched):
         """(unit, indices of the parameters whose gradients it has computed), in the order of the parameters."""
         tape = tapes.current()
         for p in self.parameters:
+            if p.dtype != self._factor.dtype:
+                raise RuntimeError(f"{p.name} is {p.dtype}, and the optimizer was made for {self._factor.dtype}: make "
+                                   f"it after astype")
             tape.remember(p)
         add_uses([p for p in self.parameters if not p.used])
         groups = grouped((p.grad_unit, i) for i, p in enumerate(self.parameters)

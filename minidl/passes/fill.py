@@ -52,7 +52,6 @@ def _with_again(draft: Draft) -> Draft:
     if not known.any():
         return replace(draft, remarks=(*draft.remarks, "fill: nothing is computed again, so no R fills a wait"))
     again, place = again[known], order.first[needs[first[known]]]
-    joined = None if order.joined is None else np.insert(order.second, place, False)
     return replace(draft, schedule=replace(
         order, ptr=order.ptr + np.searchsorted(np.sort(place), order.ptr), keys=np.insert(order.keys, place, again),
-        joined=joined, slots=None))
+        joined=None if order.joined is None else np.insert(order.second, place, False), slots=None))

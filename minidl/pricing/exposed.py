@@ -34,7 +34,6 @@ def exposed(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Floats:
             if kind[t] == Kind.X:
                 found[t] += end[t] - start[t]
             elif len(last) and kind[source[last[0]]] == Kind.X:
-                known = max([free, *there[last[1:2]].tolist()])
-                found[source[last[0]]] += max(0.0, start[t] - known)
+                found[source[last[0]]] += max(0.0, start[t] - max([free, *there[last[1:2]].tolist()]))
             free = end[t]
     return found

@@ -332,6 +332,23 @@ def test_a_group_learns_at_its_own_rate(recorded: bool) -> None:
     assert (v.numpy()[0], w.numpy()[0]) == (0.5, 0.5)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.RMSprop])
+def test_an_optimizer_whose_parameters_have_another_type_now_is_refused(kind: Any, recorded: bool) -> None:
+    model = nn.Linear(3, 2)
+    opt, before = kind(model.parameters(), lr=0.1), model.astype("float64").state_dict()
+
+    def step(x: Any) -> None:
+        model(x).sum().backward()
+        opt.step()
+
+    with pytest.raises(RuntimeError, match="weight is float64, and the optimizer was made for float32: make it after"):
+        ml.record(step, np.ones((4, 3))) if recorded else step(ml.array(np.ones((4, 3))))
+    assert all(np.array_equal(value, before[name]) for name, value in model.state_dict().items())
+    model.astype("float32").zero_grad()
+    step(ml.array(np.ones((4, 3), np.float32)))
+
+
 def test_one_parameter_is_a_list_of_it_and_others_may_come_one_by_one() -> None:
     for form in (lambda p, q: [{"params": p}, {"params": q}],
                  lambda p, q: ({"params": (v for v in [x])} for x in (p, q)),
