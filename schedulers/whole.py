@@ -87,7 +87,7 @@ class Whole:
         notes = {} if draft.sums is None else {SUMS: json.dumps(asdict(draft.sums), default=int)}
         if not policy.own and (policy.each or policy.rewrite):
             notes |= policy_notes(policy.name, options)
-        if not given and self.choices.options.get(LAG) is not None:
+        if self.choices.options.get(LAG) is not None:
             notes[LAG] = str(self.choices.options[LAG])
         if self.choices.options.get(WAITING) is not None and (groups := groups_in(draft.graph)):
             notes[GROUPS] = " ".join(groups.values())

@@ -43,7 +43,7 @@ def test_choices_print_and_come_back(policy: str, ranks: int, chosen: dict[str, 
         {}, {"recompute": "all"}, {"offload": "all"}, {"group_weights": 4})),
     ("multi_stream", 1, 1, {"streams": 2, "lag": 1}), ("multi_stream", 1, 1, {"split": {"1F0": 2, "4O0": 3}}),
     ("partime", 1, 1, {}), ("pd_asgd", 1, 1, {}), ("layup", 2, 1, {}), ("delayed_update", 2, 2, {}), ("acco", 2, 2, {}),
-    ("no_overlap", 2, 1, {"offload": "states"}), ("barrier", 2, 1, {"shard": 3}),
+    ("no_overlap", 2, 1, {"offload": "states"}), ("barrier", 2, 1, {"shard": 3}), ("buckets", 2, 1, {"lag": 1}),
     ("one_f_one_b", 2, 4, {"recompute": "all"}), ("interleaved", 2, 4, {"chunks": 3})], ids=str)
 def test_a_saved_plan_comes_back(policy: str, ranks: int, micro_batches: int, chosen: dict[str, Any],
                                  tmp_path: Path) -> None:
