@@ -90,8 +90,7 @@ def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     feeds_chain = np.isin(graph.kind[succs.ids], [int(k) for k in CHAIN])
     producer = succs.row_of_each()
     feeds_chain &= graph.iteration[succs.ids] == graph.iteration[producer]
-    needed = spread(producer[feeds_chain], True, len(graph), False)
-    side &= ~(needed & (graph.kind == Kind.W))
+    side &= ~(spread(producer[feeds_chain], True, len(graph), False) & (graph.kind == Kind.W))
     return in_ready_order(graph, cost.durations(graph), side, _names(streams))
 
 

@@ -109,8 +109,7 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
                    for i in range(row)]
         times = [time / row for time in _times(communicator, flight, entries, made, row * lane, repeats, device)]
         took.append(transfer_time(times) if row > 1 else float(np.quantile(times, 0.25)))
-    slope = max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))
-    each, rate = communicator.gather((took[0], slope))[0]
+    each, rate = communicator.gather((took[0], max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))))[0]
     return float(each), float(rate)
 
 

@@ -69,7 +69,6 @@ def of_device(device: Any) -> Floor:
     best = np.maximum.accumulate(known[::-1])[::-1]
 
     def least(flops: Floats, nbytes: Floats) -> Floats:
-        at = np.minimum(np.searchsorted(SIZES, nbytes), len(SIZES) - 1)
-        return np.maximum(flops / most, nbytes / best[at])
+        return np.maximum(flops / most, nbytes / best[np.minimum(np.searchsorted(SIZES, nbytes), len(SIZES) - 1)])
 
     return least

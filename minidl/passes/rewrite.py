@@ -50,8 +50,7 @@ def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
     iterations = int(graph.iteration.max(initial=0)) + 1
     renamed = graph.role_is(Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE) & ~np.isin(
         graph.buffer_storage, [view.storage for view in graph.outputs])
-    which = np.where(renamed[:, None], np.arange(iterations) % copies, 0)
-    return graph.with_copies(which, graph.iteration)[0]
+    return graph.with_copies(np.where(renamed[:, None], np.arange(iterations) % copies, 0), graph.iteration)[0]
 
 
 def with_edges(graph: TaskGraph, pairs: Iterable[tuple[int, int]], token: StorageSpec) -> TaskGraph:

@@ -89,8 +89,7 @@ class Dnn:
              deterministic: bool = True) -> Thunk:
         """One prebuilt call. `tf32`: as for products; `deterministic`: only engines that repeat their bits. Raises
         RuntimeError if cuDNN has no plan."""
-        operation = OPERATIONS[type(call)]
-        key = operation.Key.of(call, tf32, deterministic)
+        key = OPERATIONS[type(call)].Key.of(call, tf32, deterministic)
         if key not in self._plans:
             self._plans[key] = self._choose(key, call)
         plan = self._plans[key]

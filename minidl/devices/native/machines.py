@@ -32,8 +32,7 @@ def _intrinsic(b, name, result, *arguments):
 
 def _virtual_counter(b):
     """The counter that all programs on aarch64 may read; `llvm.readcyclecounter` is another one, which they may not."""
-    register = b.module.add_metadata(["cntvct_el0"])
-    return _intrinsic(b, "llvm.read_volatile_register.i64", I64, register)
+    return _intrinsic(b, "llvm.read_volatile_register.i64", I64, b.module.add_metadata(["cntvct_el0"]))
 
 
 MACHINES = {"x86_64": Instructions(202, lambda b: _intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType()),
