@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError
-from ..core.schedule import SIDE, Schedule
+from ..core.schedule import Schedule
 from ..passes.choices import Choices
 from ..passes.draft import Draft
 from ..passes.every import options_of_passes
@@ -93,13 +93,12 @@ class Whole:
             notes[GROUPS] = " ".join(groups.values())
         if self.choices.experts_over != "none":
             notes[EXPERTS] = self.choices.experts_over
-        if SIDE in found.schedule.notes and not given:
-            notes[SIDE] = found.schedule.notes[SIDE]
         if self.cost.corun is not None and not given:
-            notes |= {**found.schedule.notes, PAIRS: "priced"}
+            notes[PAIRS] = "priced"
         schedule = self.chosen.function if isinstance(self.chosen.function, Schedule) else found.schedule
         if np.isnan(draft.time).any():  # of communication
             draft = replace(draft, time=(found.cost or self.cost).durations(draft.graph) + self.cost.launch)
+        notes = {**schedule.notes, **notes}  # a file's stay
         return replace(draft, schedule=replace(schedule, notes=notes) if notes else schedule, planned=Plan)
 
     def plan(self, draft: Draft, found: Ordered, limit: int | None) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 import minidl as ml
 from minidl.core.tasks import unpack
+from minidl.pricing.corun import CoRun
 from minidl.schedulers import pipeline
-from minidl.schedulers.saved import choices_in, moves_in
+from minidl.schedulers.multi_region import profile_groups
+from minidl.schedulers.saved import PAIRS, choices_in, moves_in
 
 #: by which late weight gradients save time
 COST = ml.CostModel(kinds={"F": 2.0, "O": 1.0, "W": 2.0, "U": 0.1}, far=ml.Link(1.0, 1e3))
@@ -58,6 +61,16 @@ def test_a_saved_plan_comes_back(policy: str, ranks: int, micro_batches: int, ch
     assert (read.graph.keys == made.graph.keys).all()
     assert (read.peak_bytes, read.waits, read.step, read.period, read.stale) == (
         made.peak_bytes, made.waits, made.step, made.period, made.stale)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"lag": 1}, {"group_weights": 4}], ids=str)
+def test_a_file_keeps_all_its_notes_when_it_is_saved_again(chosen: dict[str, Any], tmp_path: Path) -> None:
+    graph = golden_plans.step("norms", 1)
+    pairs = CoRun.estimated(graph, *profile_groups(graph, COST))
+    made = ml.plan(graph, "multi_region", replace(COST, corun=pairs), **chosen).schedule
+    assert PAIRS in made.notes
+    made.save(tmp_path / "order.csv")
+    assert ml.plan(graph, str(tmp_path / "order.csv"), COST).schedule.to_csv() == made.to_csv()
 
 
 def test_a_plan_without_choices_says_none() -> None:
