@@ -19,7 +19,7 @@ VERSIONS = {"minidl": "1", "python": "3.12", "numpy": "2", "mpi4py": "4"}
 class Ranks:
     """What rank 0 hears of the others: their records, each with some entries changed."""
 
-    rank, library = 0, "MPI one"
+    rank, local_rank, library = 0, 3, "MPI one"
 
     def __init__(self, *others):
         self.others, self.size, self.failed, self.closed = others, 1 + len(others), None, False
@@ -50,11 +50,13 @@ def job(monkeypatch, capsys):
     return run
 
 
-def test_ranks_that_agree_have_no_problem(job):
-    code, found = job({"host": "there", "gpus": 1}, {"host": "there", "gpus": 1}, {})
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda:0"), (2, "cuda:1"), (8, "cuda:3")])
+def test_ranks_that_agree_have_no_problem(job, monkeypatch, gpus, device):
+    """Each says its own number on its machine, and so its GPU: they take turns."""
+    monkeypatch.setattr(ranks, "_gpus", lambda: gpus)
+    code, found = job({"host": "there"}, {"host": "there"}, {})
     assert (code, found["problems"]) == (0, [])
-    assert [rank["local_rank"] for rank in found["ranks"]] == [0, 0, 1, 1]
-    assert [rank["device"] for rank in found["ranks"]] == ["cpu", "cuda:0", "cuda:0", "cpu"]
+    assert (found["ranks"][0]["local_rank"], found["ranks"][0]["device"]) == (3, device)
 
 
 def test_whatever_differs_between_ranks_is_named(job):
