@@ -181,7 +181,7 @@ class Bound:
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
         arrays = []
         for i, value in enumerate(values):  # a comprehension would be one more call, as small steps notice
-            if type(value) is not np.ndarray:
+            if type(value) is not np.ndarray and (np.ma.isMA(value) or not isinstance(value, np.ndarray)):
                 value = value.numpy() if isinstance(value, Tensor) else unmasked(value)
             wanted, kind = self._takes[i]
             if value.shape != wanted or value.dtype != kind:

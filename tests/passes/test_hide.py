@@ -173,7 +173,7 @@ def test_simulate_and_explain_show_exposed_exchanges(capsys):
     assert (wait["waits"][0]["task"], wait["exposed"]) == ("1X0", 1)
     assert "its lane only waits for the exchange 1X0" in run(capsys, "explain", "1F0", *LAYERS)[1]
     assert shown("explain")["exposed_exchanges"]["3X0/1"] == 1
-    assert "1X0/2 1.000" in run(capsys, "explain", *LAYERS)[1]
+    assert "1X0/2 1, 3X0 1" in run(capsys, "explain", *LAYERS)[1]
     two = shown("simulate", "--micro-batches", "2", "--scheduler-arg", "hide=two_batches")
     assert two["period"] == pytest.approx(11.5)
 
