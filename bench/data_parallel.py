@@ -50,6 +50,7 @@ from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import Runtime, runtime
 from minidl.schedulers import names
+from minidl.training.rank_trainer import neighbours
 from minidl.training.trainer import params_sha256
 
 STEPS = 4  #: timed steps of a group, after one to warm up
@@ -164,8 +165,7 @@ def work(name: str, computation: str, rounds: int) -> None:
     add(AS_MPI_LIKES, "buckets")
     found_k = plans["reverse_first_k"].notes["k"]
     candidates = {found_k: "reverse_first_k"}
-    most = min(plans["reverse_first_k"].notes["largest_k"], found_k + max(1, found_k // 2))
-    for k in sorted({0, found_k // 2, most} - {found_k}):  # which the first steps of a run try as well
+    for k in neighbours(found_k, plans["reverse_first_k"].notes["largest_k"]):
         candidates[k] = f"reverse_first_k, k = {k}"
         add(candidates[k], "reverse_first_k", k)
     samples: dict[str, list[float]] = {arm: [] for arm in arms}

@@ -284,8 +284,7 @@ def _cut(shown: Any, size: int, number: int | None) -> Any:
     """The random part, flipped or not; or the middle."""
     bilinear = 2  # Pillow's number
     if number is None:
-        scale = size * 8 / 7 / min(shown.size)
-        side = size / scale
+        side = size / (size * 8 / 7 / min(shown.size))
         left, top = (shown.width - side) / 2, (shown.height - side) / 2
         return shown.resize((size, size), bilinear, (left, top, left + side, top + side))
     chance = draws.uniform(draws.more(np.array([number], np.uint64), 4 * TRIES + 1))[0]

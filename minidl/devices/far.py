@@ -93,8 +93,7 @@ def _move(move: Callable[[int, list[Any], int], int], way: str, near: Any, far: 
 
 
 def _failed(error: OSError, nbytes: int, way: str, where: str) -> OSError:
-    size = f"{nbytes:,} bytes " * (nbytes > 0)
-    return OSError(f"cannot copy {size}{way} {where}: {error.strerror or error}")
+    return OSError(f"cannot copy {f'{nbytes:,} bytes ' * (nbytes > 0)}{way} {where}: {error.strerror or error}")
 
 
 def _opened(path: str | None) -> int:

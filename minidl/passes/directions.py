@@ -88,8 +88,7 @@ def running_statistics(draft: Draft) -> Draft:
                                         live=None))
                 own.append(replace(view, storage=at))
                 made.append(b)
-            words = max(-(-e.specs[own[0].storage].bytes // 8), 1)
-            zero, b = e.array("zeros", (words,), "float64", Role.WORKSPACE)
+            zero, b = e.array("zeros", (max(-(-e.specs[own[0].storage].bytes // 8), 1),), "float64", Role.WORKSPACE)
             alone = replace(
                 norm, reads=(*norm.reads[:3], *(replace(v, storage=zero.storage) for v in old), *norm.reads[6:]),
                 writes=(*norm.writes[:-3], *own), constants=tuple({**dict(norm.constants), "momentum": 1.0}.items()))

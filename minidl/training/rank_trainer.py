@@ -18,6 +18,11 @@ from .trainer import Trainer, shared
 TRIAL_STEPS = 6  #: steps for each k when measurement confirms k
 
 
+def neighbours(k: int, largest: int) -> list[int]:
+    """The values of k that are measured besides the simulator's: 0, half of it, and one and a half times as many."""
+    return sorted({0, k // 2, min(largest, k + max(1, k // 2))} - {k})
+
+
 class RankTrainer(Trainer):
     """One rank of a run. `cost` is rank 0's cost on every rank, so that all make the same plan.
 
@@ -47,12 +52,11 @@ class RankTrainer(Trainer):
         self.program = self.recorded.program(plan, self.communicator.rank, self._of)
 
     def _plans(self, k: int | None, buckets: int | None) -> list[Plan]:
-        """The plan; and if the simulator chose k, those that fit for 0, half of k, and one and a half times as much."""
+        """The plan; and if the simulator chose k, plans for some values around it that fit."""
         found = [self.recorded.plan(self._base, self._machine, k=k, buckets=buckets)]
         notes = found[0].notes
         if k is None and self._machine.ranks > 1 and "largest_k" in notes:
-            k = notes["k"]
-            for other in sorted({0, k // 2, min(notes["largest_k"], k + max(1, k // 2))} - {k}):
+            for other in neighbours(notes["k"], notes["largest_k"]):
                 with suppress(MemoryLimitError):
                     found.append(self.recorded.plan(self._base, self._machine, k=other))
         return found
@@ -65,11 +69,10 @@ class RankTrainer(Trainer):
 
     def _next_trial(self) -> None:
         if self.seconds:
-            slowest = self.communicator.gather(float(np.median(self.seconds[-TRIAL_STEPS + 2 :])))
-            self._tried.append((max(slowest), self.plan.notes["k"]))
+            slowest = max(self.communicator.gather(float(np.median(self.seconds[-TRIAL_STEPS + 2 :]))))
+            self._tried.append((slowest, self.plan.notes["k"]))
         if len(self._tried) == len(self._trials):
-            best = min(self._tried)[1]
-            chosen, self._trials = next(p for p in self._trials if p.notes["k"] == best), []
+            chosen, self._trials = next(p for p in self._trials if p.notes["k"] == min(self._tried)[1]), []
             self.strange = [*range(len(self.seconds) + 1)]  # of other plans, or the first one of this
         else:
             chosen = self._trials[len(self._tried)]

@@ -353,7 +353,7 @@ def other_digest(about: Any) -> None:
 
 
 def two_places(about: Any) -> None:
-    """A tensor has one place in the index of the network, and one in that of the rest."""
+    """The index of the network and the index of all other tensors name the same tensor."""
     own = about["metadata"]["minidl"]
     del own["digest"]
     about["weight_map"]["optimizer.lr"], own["sha256"]["../x.safetensors"] = "../x.safetensors", ""

@@ -46,7 +46,7 @@ def data(split):
     random = np.random.default_rng(split == "test")
     return random.standard_normal((60, 4)), random.integers(0, 3, 60)
 """
-#: what another version of the file has: text, in its place, what is told
+#: a text of the file, the text in its place on another rank, and the message
 OTHER = {
     "operation": ("nn.ReLU", "nn.Tanh", "network"), "constant": ("0.5", "0.25", "network"),
     "state": ("np.ones", "2 * np.ones", "network"), "tensor": ("np.zeros", "np.ones", "network"),
