@@ -34,11 +34,10 @@ def widened(w: Any, pixels: int, stride: int) -> Like:
     return Like((pixels * outputs, lines, columns + (pixels - 1) * stride, channels), w.dtype)
 
 
-def joined(y: Any, pixels: int) -> Any:
-    """y (n, h, w, o) as (n, h, w / pixels, pixels * o), or its shape."""
+def joined(y: Any, pixels: int) -> Like:
+    """The pixels of y (n, h, w, o): (n, h, w / pixels, pixels * o)."""
     n, h, w, o = y.shape
-    shape = n, h, w // pixels, pixels * o
-    return Like(shape, y.dtype) if not hasattr(y, "reshape") else y.reshape(shape)
+    return Like((n, h, w // pixels, pixels * o), y.dtype)
 
 
 def spread(w: Any, bias: Any, stride: int, wide: Any, biases: Any) -> Thunk:

@@ -8,9 +8,12 @@ one filter per channel in `depthwise`; the CUDA forms are in `conv_cuda`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .beside import Like, folded, joined, spread, together, widened
 from .depthwise import (
@@ -210,9 +213,15 @@ def _is_small(y: Any, taps: Sequence[int], geometry: Geometry, pixels: int = 32,
     return few and geometry.groups == 1 and y.shape[0] >= samples
 
 
-def _together(y: Any, w: Any, geometry: Geometry) -> int:
-    """How many pixels of y (n, h, w, o) the loops take as one."""
-    return together(w.shape[0], y.shape[2], w.shape[2], geometry.stride[1], geometry.dilation[1], geometry.groups)
+def _together(y: Any, w: Any, geometry: Geometry, outputs: int = 0) -> int:
+    """How many pixels of y (n, h, w, o) the loops take as one. `outputs`: of y, if w is a part of it."""
+    return together(outputs or w.shape[0], y.shape[2], w.shape[2], geometry.stride[1], geometry.dilation[1],
+                    geometry.groups)
+
+
+def _all_of(dy: Any, dw: Any, outputs: int) -> tuple[Like, Like]:
+    """dy and dw with all outputs, if they are a part. Few outputs share a vector, so it takes no longer than a part."""
+    return Like((*dy.shape[:3], outputs), dy.dtype), Like((outputs, *dw.shape[1:]), dw.dtype)
 
 
 def _by(pixels: int, geometry: Geometry) -> Geometry:
@@ -229,17 +238,20 @@ def _forth(w: Any, dx: Any, geometry: Geometry) -> Geometry | None:
     return found if together(w.shape[3], dx.shape[2], w.shape[2], 1, 1, geometry.groups) > 1 else None
 
 
-def _is_winograd(pixels: Sequence[int], w: Any, geometry: Geometry) -> bool:
+def _is_winograd(pixels: Sequence[int], w: Any, geometry: Geometry, outputs: int = 0) -> bool:
     """Whether the loops of `winograd` are faster, on processors with AVX-512, for such pixels (n, h, w) of the result,
-    or of the gradient that is summed."""
+    or of the gradient that is summed. Not for a single image, which may be cut between any rows. `outputs`: of dy, if w
+    is a part of it."""
+    outputs = outputs or w.shape[0]
     return (tuple(w.shape[1:3]) == (3, 3) and geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
-            and w.dtype == "float32" and w.shape[0] % LANES == w.shape[3] % LANES == 0
-            and min(w.shape[0], w.shape[3]) >= LANES and min(pixels[1:]) >= SIDE and prod(pixels) >= PIXELS)
+            and w.dtype == "float32" and outputs % LANES == w.shape[3] % LANES == 0
+            and min(outputs, w.shape[3]) >= LANES and pixels[0] > 1 and min(pixels[1:]) >= SIDE
+            and prod(pixels) >= PIXELS)
 
 
-def _winograd(pixels: Any, w: Any, geometry: Geometry) -> Any:
+def _winograd(pixels: Any, w: Any, geometry: Geometry, outputs: int = 0) -> Any:
     """The module `winograd`, if its loops are faster here."""
-    if not _is_winograd(pixels.shape[:3], w, geometry):
+    if not _is_winograd(pixels.shape[:3], w, geometry, outputs):
         return None
     from . import tiles, winograd
 
@@ -248,7 +260,7 @@ def _winograd(pixels: Any, w: Any, geometry: Geometry) -> Any:
 
 def _winograd_work(w: Any, tiles: int) -> tuple[int, int]:
     """How many numbers the transformed windows have, and so many tiles on both sides of the products."""
-    outputs, channels = w.shape[0], w.shape[3]
+    outputs, channels = -(-w.shape[0] // LANES) * LANES, w.shape[3]
     return PLACES * outputs * channels, PLACES * tiles * (outputs + channels) + LANES
 
 
@@ -285,10 +297,11 @@ def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     return _scratch((packed(plan.w), padded(plan.parts, plan.x[3])), y, w, geometry)
 
 
-def _scratch(sizes: Sequence[int], pixels: Any, w: Any, geometry: Geometry, tiles: int = CONVOLVED) -> list[Any]:
+def _scratch(sizes: Sequence[int], pixels: Any, w: Any, geometry: Geometry, tiles: int = CONVOLVED,
+             outputs: int = 0) -> list[Any]:
     """Scratch arrays of these sizes, the first two large enough for `winograd`: a plan does not depend on the
     processor."""
-    if _is_winograd(pixels.shape[:3], w, geometry):
+    if _is_winograd(pixels.shape[:3], w, geometry, outputs):
         sizes = [max(each) for each in zip_longest(sizes, _winograd_work(w, tiles), fillvalue=0)]
     return [((size,), w.dtype) for size in sizes]
 
@@ -313,17 +326,20 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
         return sums
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad_work(x.shape, dw.shape, dy.shape, geometry[:3], x.dtype, rows), *sums]
-    if rows[1] == dw.shape[0] and (pixels := _together(dy, dw, geometry)) > 1:
+    if (pixels := _together(dy, dw, geometry, rows[1])) > 1:
+        if dw.shape[0] < rows[1]:
+            every = _all_of(dy, dw, rows[1])
+            return [*every, *_weight_grad_work(x, *every, taps, False, geometry), *sums]
         wide = widened(dw, pixels, geometry.stride[1])
         return [wide, *_weight_grad_work(x, joined(dy, pixels), wide, (wide.shape[1], wide.shape[2]), False,
                                         _by(pixels, geometry)),
                 *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
-        return [*_scratch((prod(dy.shape[:3]) * WIDEST,), dy, dw, geometry, SUMMED), *sums]
+        return [*_scratch((prod(dy.shape[:3]) * WIDEST,), dy, dw, geometry, SUMMED, rows[1]), *sums]
     plan = _plan(x, dw, dy, geometry)
     totals = len(blocks_of(rows, dw.shape[0], geometry.groups)) * LANES * plan.w[2] * plan.w[3]
     sizes = totals, padded(plan.parts, plan.x[3]), 2 * lines(plan.y) * plan.y[2] * LANES
-    return [*_scratch(sizes, dy, dw, geometry, SUMMED), *sums]
+    return [*_scratch(sizes, dy, dw, geometry, SUMMED, rows[1]), *sums]
 
 
 @conv2d.cpu
@@ -339,7 +355,7 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thu
         wide, biases, *work = work
         given = [x, wide] if bias is None else [x, wide, biases]
         return [spread(w, bias, geometry.stride[1], wide, biases), *conv2d.bind(
-            given, [joined(y, pixels)], work, {"geometry": _by(pixels, geometry)}), *end]
+            given, [y.reshape(joined(y, pixels).shape)], work, {"geometry": _by(pixels, geometry)}), *end]
     if winograd := _winograd(y, w, geometry):
         return [*winograd.convolve(x, w, bias, y, geometry.padding, False, *work), *end]
     if _is_small(y, w.shape[1:3], geometry):
@@ -384,12 +400,18 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
         return [gemm(dy.reshape(-1, len(dw)).T, x.reshape(-1, x.shape[3]), dw.reshape(len(dw), -1)), *sums]
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3], rows=rows), *sums]
-    if rows[1] == len(dw) and (pixels := _together(dy, dw, geometry)) > 1:
+    if (pixels := _together(dy, dw, geometry, rows[1])) > 1:
+        if len(dw) < rows[1]:  # in the order of the whole, with zeros for the others
+            whole, every, *more = work
+            mine = slice(rows[0], rows[0] + len(dw))
+            return [partial(whole.fill, 0), partial(np.copyto, whole[..., mine], dy), *conv2d_weight_grad.bind(
+                [x, whole], [every], more, {"taps": taps, "bias": False, "geometry": geometry}),
+                partial(np.copyto, dw, every[mine]), *sums]
         wide, *more = work
-        return [*conv2d_weight_grad.bind([x, joined(dy, pixels)], [wide], more, {
+        return [*conv2d_weight_grad.bind([x, dy.reshape(joined(dy, pixels).shape)], [wide], more, {
             "taps": wide.shape[1:3], "bias": False, "geometry": _by(pixels, geometry)}),
             folded(wide, geometry.stride[1], dw), *sums]
-    if winograd := _winograd(dy, dw, geometry):
+    if winograd := _winograd(dy, dw, geometry, rows[1]):
         return [*winograd.weight_sums(x, dy, dw, geometry.padding, rows[1], *work[:2]), *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
         axes = _places(x.shape[1:3], taps, dy.shape[1:3], geometry)

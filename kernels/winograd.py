@@ -26,7 +26,7 @@ from numba.extending import intrinsic
 
 from .registry import Thunk, flat, inlined, loop, memory
 from .taps import CONVOLVED, LANES, PLACES, ROWS, SUMMED
-from .tile_code import BITS, LESS, MASK, NUMBER, VECTOR, VECTORS, _masked, _place, bare, bare_one
+from .tile_code import BITS, LESS, MASK, NUMBER, VECTOR, VECTORS, _first, _masked, _place, bare, bare_one
 from .tiles import _begin, _lower, _multiplied
 from .vectors import _address, transpose
 
@@ -67,14 +67,14 @@ def _spot(builder: Any, address: Any, *steps: tuple[Any, int]) -> Any:
 
 def _to_positions(matrix: Matrix) -> Any:
     """to[first + apart p :] = position p of the transform of the vectors x[at + line i + pixel j :], zeros in place of
-    those that have not above <= i < below and before <= j < behind."""
+    those that have not above <= i < below and before <= j < behind, and of their numbers from `count` on."""
     size = range(len(matrix[0]))
 
     @intrinsic
     def transform(  # type: ignore[no-untyped-def]
-            typing, x, at, line, pixel, above, below, before, behind, to, first, apart):
+            typing, x, at, line, pixel, above, below, before, behind, count, to, first, apart):
         def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            x_, at_, line_, pixel_, above_, below_, before_, behind_, to_, first_, apart_ = arguments
+            x_, at_, line_, pixel_, above_, below_, before_, behind_, count_, to_, first_, apart_ = arguments
             begin, end = _address(context, builder, x, x_, at_), _address(context, builder, to, to_, first_)
             spots = [[_spot(builder, begin, (line_, i), (pixel_, j)) for j in size] for i in size]
 
@@ -88,15 +88,17 @@ def _to_positions(matrix: Matrix) -> Any:
                     builder.store(value, _spot(builder, end, (apart_, p)), align=4)
 
             lines, pixels = ([inside(i, *ends) for i in size] for ends in ((above_, below_), (before_, behind_)))
-            with builder.if_else(reduce(builder.and_, (lines[0], lines[-1], pixels[0], pixels[-1]))) as (whole, part):
+            full, some = builder.icmp_signed(">=", count_, NUMBER(LANES)), _first(builder, count_)
+            with builder.if_else(reduce(builder.and_, (lines[0], lines[-1], pixels[0], pixels[-1], full))) as (
+                    whole, part):
                 with whole:
                     made(lambda i, j: builder.load(spots[i][j], align=4))
                 with part:
                     made(lambda i, j: _masked(builder, spots[i][j], builder.bitcast(builder.select(
-                        builder.and_(lines[i], pixels[j]), BITS(-1), BITS(0)), MASK)))
+                        builder.and_(lines[i], pixels[j]), some, BITS(0)), MASK)))
             return context.get_dummy_value()
 
-        return types.none(x, at, line, pixel, above, below, before, behind, to, first, apart), build
+        return types.none(x, at, line, pixel, above, below, before, behind, count, to, first, apart), build
 
     return transform
 
@@ -138,7 +140,7 @@ def _filters(w, outputs, channels, turned, some, filters):  # type: ignore[no-un
     if turned:
         for c in range(0, channels, LANES):
             for o in range(outputs):
-                _of_window(w, (9 * o + 8) * channels + c, -3 * channels, -channels, 0, 3, 0, 3, filters,
+                _of_window(w, (9 * o + 8) * channels + c, -3 * channels, -channels, 0, 3, 0, 3, LANES, filters,
                            c * outputs + o * LANES, apart)
         return
     for o in range(0, outputs, LANES):
@@ -146,7 +148,7 @@ def _filters(w, outputs, channels, turned, some, filters):  # type: ignore[no-un
             for t in range(9):
                 transpose(w, (9 * o + t) * channels + first, 9 * channels, some, t * LANES * LANES)
             for c in range(LANES):
-                _of_window(some, c * LANES, 3 * LANES * LANES, LANES * LANES, 0, 3, 0, 3, filters,
+                _of_window(some, c * LANES, 3 * LANES * LANES, LANES * LANES, 0, 3, 0, 3, LANES, filters,
                            o * channels + (first + c) * LANES, apart)
 
 
@@ -171,7 +173,7 @@ def _convolve(x, filters, bias, y, work, numbers):  # type: ignore[no-untyped-de
             image, top, left = tile[0], tile[1] - above, tile[2] - before
             at = ((image * h + top) * w + left) * c
             for k in range(0, c, LANES):
-                _of_image(x, at + k, w * c, c, -top, h - top, -left, w - left, work, t * c + k, CONVOLVED * c)
+                _of_image(x, at + k, w * c, c, -top, h - top, -left, w - left, LANES, work, t * c + k, CONVOLVED * c)
             tile = _next(*tile, oh, ow)
         for p in range(PLACES):
             for k in range(0, outputs, COLUMNS):
@@ -196,7 +198,7 @@ def _convolve(x, filters, bias, y, work, numbers):  # type: ignore[no-untyped-de
 def _weight_sums(x, dy, dw, totals, work, numbers):  # type: ignore[no-untyped-def]
     n, h, w, c, above, before, oh, ow, outputs, step = numbers
     count, gradients = n * (-(-oh // 2)) * (-(-ow // 2)), PLACES * SUMMED * c  # which begin there in `work`
-    less, tile = _lower(outputs), (0, 0, 0)
+    less, tile, wide = _lower(outputs), (0, 0, 0), -(-outputs // LANES) * LANES
     talls = less + max(-(-(outputs - less * LESS) // ROWS), 0)
     for begin in range(0, count, SUMMED):
         some = min(SUMMED, count - begin)
@@ -204,19 +206,20 @@ def _weight_sums(x, dy, dw, totals, work, numbers):  # type: ignore[no-untyped-d
             image, top, left = tile
             at = ((image * oh + top) * ow + left) * step
             for k in range(0, outputs, LANES):
-                _of_gradient(dy, at + k, ow * step, step, 0, oh - top, 0, ow - left, work,
-                             gradients + t * outputs + k, SUMMED * outputs)
+                _of_gradient(dy, at + k, ow * step, step, 0, oh - top, 0, ow - left, outputs - k, work,
+                             gradients + t * wide + k, SUMMED * wide)
             top, left = top - above, left - before
             at = ((image * h + top) * w + left) * c
             for k in range(0, c, LANES):
-                _of_image(x, at + k, w * c, c, -top, h - top, -left, w - left, work, k * some + t * LANES, SUMMED * c)
+                _of_image(x, at + k, w * c, c, -top, h - top, -left, w - left, LANES, work, k * some + t * LANES,
+                          SUMMED * c)
             tile = _next(*tile, oh, ow)
         for p in range(PLACES):
             for k in range(0, c, COLUMNS):
                 for tall in range(talls):
                     o = _begin(tall, less, outputs, ROWS)
                     to = (p * outputs + o) * c + k
-                    _multiplied(work, gradients + p * SUMMED * outputs + o, 1, outputs, work, p * SUMMED * c + k * some,
+                    _multiplied(work, gradients + p * SUMMED * wide + o, 1, wide, work, p * SUMMED * c + k * some,
                                 some, totals, to, c, begin > 0, totals, to, c,
                                 min(LESS if tall < less else ROWS, outputs - o), min(COLUMNS, c - k), LEAST,
                                 tall < less)
