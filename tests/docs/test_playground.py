@@ -8,7 +8,7 @@ from typing import Any
 
 import pipelines
 import pytest
-from browser import opened
+from browser import opened, until
 from playground import NAMES, PAGE, beside, build, drag, figure, middle, middle_of, ours, ours_of
 
 from minidl.cli import main
@@ -113,7 +113,7 @@ def test_what_is_exported_is_what_check_takes(name, tab, tmp_path, capsys):
     price = ours_of(name, 4, 8, (1.0, 1.0, 1.0, 0.0))
     assert figure(tab, "makespan") == f"{price['makespan']:g}"
     tab.set_input_files("#file", path)
-    tab.wait_for_function("document.getElementById('origin').textContent === 'A plan of your own.'")
+    until(tab, "document.getElementById('origin').textContent === 'A plan of your own.'")
     assert tab.inner_text("#verdict") == "valid on 4 ranks"
     assert figure(tab, "makespan") == f"{price['makespan']:g}"
 

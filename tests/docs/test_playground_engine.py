@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pipelines
 import pytest
+from browser import until
 from helpers import PATIENCE, drawn
 from playground import NAMES, actions, build, figure, ours, written
 
@@ -212,7 +213,7 @@ def test_the_page_orders_for_the_times_and_says_for_which(tab, tmp_path, capsys)
     assert main(command[1:]) == 0
     price = float(re.search(r"makespan +([\d.]+)", capsys.readouterr().out)[1])
     tab.set_input_files("#file", tmp_path / "plan.csv")
-    tab.wait_for_function("document.getElementById('origin').textContent === 'A plan of your own.'")
+    until(tab, "document.getElementById('origin').textContent === 'A plan of your own.'")
     assert float(figure(tab, "makespan")) == pytest.approx(price, abs=1e-4)
     tab.fill("#W", "1")  # a plan of one's own keeps its order
     assert float(figure(tab, "makespan").split()[0]) < price

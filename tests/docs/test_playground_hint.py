@@ -10,7 +10,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from browser import opened
+from browser import opened, until
 from helpers import PATIENCE, drawn
 from playground import NAMES, PAGE, build
 
@@ -85,29 +85,29 @@ def test_the_page_draws_times(tab):
     tab.focus("#sigma")
     tab.keyboard.press("Control+a")
     tab.keyboard.type("0")
-    tab.wait_for_function("document.querySelector('#varied tr[data-way=hint] td:last-child')?.innerText === '1.000'")
+    until(tab, "document.querySelector('#varied tr[data-way=hint] td:last-child')?.innerText === '1.000'")
     assert numbers(tab)["own"] == numbers(tab)["hint"]
     tab.select_option("#policy", "one_f_one_b")
     tab.fill("#sigma", "0.3")
     tab.select_option("#cap", "2p-s")
-    tab.wait_for_function("+document.querySelector('#varied tr[data-way=hint] td:last-child')?.innerText < 0.97")
+    until(tab, "+document.querySelector('#varied tr[data-way=hint] td:last-child')?.innerText < 0.97")
     found = numbers(tab)
     assert found["hint"][0] < found["fixed"][0]
     assert tab.locator("#drawn g").count() == 2 * sum(map(len, tab.evaluate("playground.state.plan"))) > 0
     first = tab.inner_html("#drawn")
     tab.focus("#draw")
     tab.keyboard.press("ArrowUp")
-    tab.wait_for_function("(before) => document.getElementById('drawn').innerHTML !== before", arg=first)
+    until(tab, "(before) => document.getElementById('drawn').innerHTML !== before", arg=first)
     assert "draw=2" in tab.evaluate("location.hash")
     for field, value, says in (("#draw", "101", "a draw from 1 to 100"), ("#sigma", "-1", "a spread from 0 to 2")):
         before = tab.input_value(field)
         tab.fill(field, value)
-        tab.wait_for_function("(says) => document.getElementById('varied').innerText.includes(says)", arg=says)
-        tab.wait_for_function(INVALID, arg=[field, "true"])
+        until(tab, "(says) => document.getElementById('varied').innerText.includes(says)", arg=says)
+        until(tab, INVALID, arg=[field, "true"])
         tab.fill(field, before)
-        tab.wait_for_function(INVALID, arg=[field, "false"])
+        until(tab, INVALID, arg=[field, "false"])
     tab.select_option("#policy", "dualpipe")
-    tab.wait_for_function("document.getElementById('varied').innerText.includes('tasks in pairs')")
+    until(tab, "document.getElementById('varied').innerText.includes('tasks in pairs')")
 
 
 def test_draws_on_a_phone_and_in_the_address(chromium):

@@ -29,6 +29,15 @@ def browser() -> Iterator[Any]:
             running.close()
 
 
+def until(tab: Any, true: str, arg: object = None) -> None:
+    """Wait until this expression or function of JavaScript is true.
+
+    It asks by a clock: a browser on a busy machine may stop drawing, and then Playwright's own way, which asks before
+    each picture, asks never.
+    """
+    tab.wait_for_function(true, arg=arg, polling=50)
+
+
 @contextmanager
 def opened(running: Any, path: Path, *, dark: bool = False, ready: str = "true", width: int = 1280,
            fragment: str = "") -> Iterator[Any]:
@@ -47,7 +56,10 @@ def opened(running: Any, path: Path, *, dark: bool = False, ready: str = "true",
         tab.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
         tab.on("request", lambda asked: None if asked.url.split("#")[0] == path.as_uri() else wrong.append(asked.url))
         tab.goto(path.as_uri() + fragment)
-        tab.wait_for_function(ready)
+        try:
+            until(tab, ready)
+        except Exception as error:
+            raise AssertionError(f"{path.name}{fragment} is not ready; its script says {wrong or 'nothing'}") from error
         yield tab
         assert not wrong, wrong
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pipelines
 import pytest
-from browser import browser, opened
+from browser import browser, opened, until
 
 from minidl import schedulers
 from minidl.cli import main
@@ -113,7 +113,7 @@ def test_hover_click_find_and_zoom(dark, chromium, tmp_path):
         whole = tab.evaluate("page.view().to - page.view().from")
         tab.mouse.move(x, y)
         tab.mouse.wheel(0, -300)
-        tab.wait_for_function(f"page.view().to - page.view().from < {whole}")
+        until(tab, f"page.view().to - page.view().from < {whole}")
         zoomed = tab.evaluate("page.view().from")
         tab.mouse.down()
         tab.mouse.move(x - 80, y, steps=4)
