@@ -86,36 +86,41 @@ def forward_calls(x: Any, reads: Any, z: Any, act: str, writes: Any, eps: float,
                           eps, momentum, *writes)]
 
 
-def _statistics(x, step, rows, mean, rstd, total, var, part, wide, eps):  # type: ignore[no-untyped-def]
+def _statistics(x, step, rows, mean, rstd, total, var, part, middle, eps):  # type: ignore[no-untyped-def]
+    """Reads each block of rows twice while it is in the cache, and joins the blocks' squares about their own means
+    (Chan, Golub and LeVeque 1979)."""
     channels, columns = len(mean), len(part)
     lines = rows * channels // columns
     total[:] = 0
+    var[:] = 0
     for first in range(0, lines, BLOCK):
+        after = min(first + BLOCK, lines)
+        each, sofar, weight = 1.0 / (after - first), 1.0 / max(first, 1), first * (after - first) / after
         part[:] = 0
-        for i in range(first, min(first + BLOCK, lines)):
+        for i in range(first, after):
             for j in range(columns):
                 part[j] += x[np.uintp(i * step + j)]
         for j in range(columns):
+            own = part[j] * each
+            apart = own - total[j] * sofar
+            var[j] += apart * apart * weight
             total[j] += part[j]
-    for j in range(channels):
-        for k in range(j + channels, columns, channels):
-            total[j] += total[k]
-        mean[j] = total[j] / rows
-    for first in range(0, columns, channels):
-        for j in range(channels):
-            wide[np.uintp(first + j)] = mean[j]
-    var[:] = 0
-    for first in range(0, lines, BLOCK):
-        part[:] = 0
-        for i in range(first, min(first + BLOCK, lines)):
+            middle[j] = own
+            part[j] = 0
+        for i in range(first, after):
             for j in range(columns):
-                d = x[np.uintp(i * step + j)] - wide[j]
+                d = x[np.uintp(i * step + j)] - middle[j]
                 part[j] += d * d
         for j in range(columns):
             var[j] += part[j]
     for j in range(channels):
+        seen = lines
         for k in range(j + channels, columns, channels):
-            var[j] += var[k]
+            apart = total[k] / lines - total[j] / seen
+            var[j] += var[k] + apart * apart * (seen * lines / (seen + lines))
+            total[j] += total[k]
+            seen += lines
+        mean[j] = total[j] / rows
         var[j] /= rows
         rstd[j] = 1.0 / np.sqrt(var[j] + eps)
 
