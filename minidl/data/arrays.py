@@ -158,7 +158,7 @@ def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
     for what, values in (("x", x), ("y", y)):
         if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
             raise DataError(f"{name}: {what} holds {values.dtype}, not numbers")
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        if values.ndim and values.dtype.kind == "f" and not np.isfinite(values).all():
             at = int(np.argwhere(~np.isfinite(values))[0][0])
             raise DataError(f"{name}: sample {at} of {what} holds a number that is not finite")
     if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "iu":

@@ -156,6 +156,8 @@ def test_whole_numbers_are_tokens_and_the_reader_says_so(tmp_path: Path) -> None
     (np.ones((6, 2)), np.array(["2026-01-01"] * 6, "M8[D]"), "not numbers"),
     (np.ones((6, 2)), np.full(6, -100), "every label is -100"),
     (np.ones((6, 2)), np.full(6, -1), "label -1; labels are"),
+    *((x, y, "and y must be (n,) or (n, k)") for one in (1.0, np.nan)
+      for x, y in ((np.ones((6, 2)), np.float64(one)), (np.float64(one), np.ones(6, int)))),
 ])
 def test_arrays_that_would_change_their_meaning_are_refused(x: Any, y: Any, says: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=x, y=y)
