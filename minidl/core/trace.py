@@ -192,9 +192,9 @@ def load(path: str | Path, make: type[Timeline]) -> Timeline:
 
 def content(path: str | Path, what: str, **how: Any) -> Any:
     """The JSON in a file, also packed by gzip. `what` it should be; `how`: as for `json.loads`. An array may end with a
-    comma, or without its bracket, as the Trace Event format allows. Raises ValueError for any other file, OSError for
-    one that cannot be read."""
-    raw = read(path, "trace")
+    comma, or without its bracket, as the Trace Event format allows, and names may have control characters, as PyTorch
+    writes them. Raises ValueError for any other file, OSError for one that cannot be read."""
+    raw, how = read(path, "trace"), {"strict": False, **how}
     try:
         raw = _unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw
         text = raw.decode(json.detect_encoding(raw), "replace").strip()

@@ -143,6 +143,15 @@ def test_every_form_of_the_format_is_the_same_trace(tmp_path, form, packed):
     assert load_torch([path]).summary() == load_torch([written(tmp_path / "a.json", STEP)]).summary()
 
 
+@pytest.mark.parametrize("array", [False, True])
+def test_names_may_have_control_characters(tmp_path, array):
+    """torch 2.4 wrote such names of Python's functions as they are, and TensorBoard reads its traces none the less."""
+    events = [*STEP, call("config.py(0): ?", 90, 3)]
+    text = json.dumps(events)[:-1] if array else json.dumps({"traceEvents": events})
+    (tmp_path / "a.json").write_text(text.replace("(0): ?", "(0): \x01"))
+    assert load_torch([tmp_path / "a.json"]).summary() == load_torch([written(tmp_path / "b.json", events)]).summary()
+
+
 def test_categories_of_older_versions_of_torch(tmp_path):
     """Until 1.12 its profiler wrote Kernel, Memcpy, Memset, Runtime and, at first, Operator."""
     events = [*STEP, kernel("copy", 60, 2, 1, cat="gpu_memcpy"), kernel("set", 62, 2, 1, cat="gpu_memset")]
