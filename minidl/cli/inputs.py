@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import schedulers
+from ..core.report import UNITS
 from ..pricing.cost import CostModel
 from ..system.files import read_text
 from . import show
@@ -39,15 +40,22 @@ def named(arguments: Any) -> list[str]:
     return schedulers.names("none", exact=True) if every else chosen(arguments)
 
 
+def unmeasured(name: str) -> CostModel:
+    """Analytic costs, or a file's. Raises UsageError for a file with times in another known unit than microseconds."""
+    cost = CostModel.analytic() if name == "analytic" else CostModel.load(name)
+    if UNITS.get(cost.unit, 1.0) != 1.0:
+        raise UsageError(f"{name} has times in {cost.unit}; links and devices are timed in microseconds: multiply its "
+                         f"times by {UNITS[cost.unit]:g}, divide bandwidths by it, and write \"unit\": \"us\"")
+    return cost
+
+
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
     """The costs by --costs and --pairs: measured now, from flops and bytes, or from a file."""
     from ..measuring.far import measure_far
     from ..measuring.sms import measure_sms
 
-    if arguments.costs == "analytic":
-        cost = CostModel.analytic()
-    elif arguments.costs != "measured":
-        cost = CostModel.load(arguments.costs)
+    if arguments.costs != "measured":
+        cost = unmeasured(arguments.costs)
     else:
         with show.progress("measuring costs", 1.0) as done:
             cost = recorded.measure(done)
@@ -76,8 +84,7 @@ def log_of(arguments: Any) -> Any:
     from ..runtime import version_log
     from ..training import realised
 
-    name = arguments.replay
-    if not name:
+    if not (name := arguments.replay):
         return None
     kind, read = (("log of orders", realised.from_lines) if hinted(arguments) else
                   ("version log", version_log.from_lines))

@@ -19,7 +19,7 @@ from ..schedulers import pipeline
 from ..schedulers.layer_times import layers
 from ..schedulers.saved import SUMS, kind_of
 from .flags import UsageError, job
-from .inputs import costs, scheduler_of
+from .inputs import costs, scheduler_of, unmeasured
 
 if TYPE_CHECKING:
     from ..training.recorded import Recorded
@@ -156,7 +156,7 @@ def _costs(arguments: Any, recorded: Recorded) -> CostModel:
 
 def _cut(arguments: Any, recorded: Recorded, order: Any) -> Any:
     """The stage of each unit, balanced by costs that are never measured: a plan and its check must have equal ones."""
-    cost = CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
+    cost = unmeasured("analytic" if arguments.costs == "measured" else arguments.costs)
     stages: int | None
     if isinstance(order, pipeline.Policy):
         each = order.layered and arguments.chunks is None
@@ -173,7 +173,7 @@ def _times(arguments: Any, chosen: schedulers.Scheduler
     if "--costs" in arguments.given:
         if times := arguments.given & {"--forward", "--output-grad", "--weight-grad", "--exchange"}:
             raise UsageError(f"--costs {arguments.costs} has all times; leave {' and '.join(sorted(times))} out")
-        cost = CostModel.load(arguments.costs)
+        cost = unmeasured(arguments.costs)
         if cost.source == "analytic":
             raise UsageError(f"--costs {arguments.costs} has rates of a device, not times of stages; measure them "
                              f"with minidl profile, or give --forward, --output-grad and --weight-grad")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -111,25 +111,20 @@ def _of_split(files: Iterable[Path]) -> tuple[list[Path], list[Path]] | None:
     return (train, test) if train and test else None
 
 
-def _joined(files: Iterable[Path], where: Path) -> bytes:
+def _joined(files: Iterable[Path], folder: Path) -> bytes:
+    """The texts of the files, or of what archives hold. Raises DataError for bytes that are not UTF-8, and for more
+    text than there can be in a file of its size, or than is read."""
     parts, size = list[bytes](), 0
     for file in files:
-        for document in _documents(file):
-            size += len(document)
-            if size > LARGEST:
-                raise DataError(f"{where}: more than {LARGEST >> 30} GiB of text; save its tokens as uint16 in "
-                                f"train.bin and val.bin")
-            parts.append(document)
+        room = min(LARGEST, max(SMALL, INFLATED * file.stat().st_size))
+        with reading(file), open(file, "rb") as opened:
+            for where, text in unpacked(opened, str(file), room, tar=file.suffix.lower() == ".tar"):
+                parts.append(checked(where, text))
+                size += len(parts[-1])
+                if size > LARGEST:
+                    raise DataError(f"{folder}: more than {LARGEST >> 30} GiB of text; save its tokens as uint16 in "
+                                    f"train.bin and val.bin")
     return b"\n".join(parts)
-
-
-def _documents(file: Path) -> Iterator[bytes]:
-    """The texts of a file: itself, or what an archive of texts holds. Raises DataError for bytes that are not UTF-8,
-    and for more text than there can be in a file of this size."""
-    room = min(LARGEST, max(SMALL, INFLATED * file.stat().st_size))
-    with reading(file), open(file, "rb") as opened:
-        for where, text in unpacked(opened, str(file), room, tar=file.suffix.lower() == ".tar"):
-            yield checked(where, text)
 
 
 def checked(where: object, text: bytes) -> bytes:

@@ -48,11 +48,9 @@ class Tokenizer:
         return self.special[name]
 
 
-def _decoded(tokens: Sequence[int]) -> str:
-    return bytes(t for t in tokens if t not in BYTES.values()).decode("utf-8", "replace")
-
-
-BYTE_TOKENIZER = Tokenizer(256, lambda text: np.frombuffer(text, np.uint8), _decoded, dict(BYTES))
+BYTE_TOKENIZER = Tokenizer(
+    256, lambda text: np.frombuffer(text, np.uint8),
+    lambda tokens: bytes(t for t in tokens if t not in BYTES.values()).decode("utf-8", "replace"), dict(BYTES))
 
 
 @functools.lru_cache(maxsize=4)

@@ -59,7 +59,8 @@ class Plan:
     def __repr__(self) -> str:
         """`<Plan zb_h1: 96 tasks on 4 ranks, a step of 27 predicted, chunks 2>`."""
         ranks = f" on {self.ranks} ranks" if self.ranks > 1 else ""
-        time = f"{self.predicted_step_ms:.4g} ms" if self.cost.unit else f"{self.step:g}"
+        unit = self.cost.unit
+        time = f"{self.predicted_step_ms:.4g} ms" if unit == "us" else f"{self.step:g} {unit}".rstrip()
         return f"<Plan {self.scheduler}: {len(self.graph)} tasks{ranks}, a step of {time} predicted" + (
             f", {self.choices}>" if str(self.choices) else ">")
 
@@ -211,9 +212,9 @@ class Plan:
         return self.step / 1000
 
     def as_json(self) -> dict[str, Any]:
-        """The keys that all plans have. Given times have no unit, so they give no milliseconds."""
+        """The keys that all plans have. Times in other units than microseconds give no milliseconds."""
         return {"tasks": len(self.graph), "edges": self.graph.edges, "waits": self.waits,
-                "predicted_step_ms": round(self.predicted_step_ms, 4) if self.cost.unit else None,
+                "predicted_step_ms": round(self.predicted_step_ms, 4) if self.cost.unit == "us" else None,
                 "peak_bytes": max(self.peak_bytes, default=None),
                 "activation_peak_bytes": None if self.synthetic else max(
                     part.memory.activation_bytes for program in self.distinct_programs for part in program.parts)}

@@ -38,12 +38,6 @@ def _named(name: str) -> tuple[int, int]:
     return (parse_task(part[1]), int(part[2])) if part else (parse_task(name), 0)
 
 
-def _number_of_parts(keys: Ints) -> Ints:
-    """Of each task, into how many parts the whole one is cut."""
-    _, of = np.unique(repack(keys, part=0), return_inverse=True)
-    return spread(of, unpack(keys).part, len(keys), by=np.maximum)[of]
-
-
 class CostError(ValueError):
     """A cost is missing, negative or not a number. The message names it."""
 
@@ -135,8 +129,8 @@ class CostModel:
             if not isinstance(text := getattr(self, name), str):
                 raise CostError(f"{name} is {shorten(text)}; it must be a text")
         own = {name: getattr(self, name) for name in ("launch", "node", "sync", "spin", "doze", "wake", "step")}
-        crossing = {"reading from another lane": self.cross.read, "writing after another lane": self.cross.write}
-        for name, value in {**self.tasks, **own, **crossing}.items():
+        own |= {"reading from another lane": self.cross.read, "writing after another lane": self.cross.write}
+        for name, value in (*self.tasks.items(), *own.items()):
             _check(f"the cost of {name}", value, 0)
         if self.cores is not None and not is_whole(self.cores):
             raise CostError(f"cores is {shorten(self.cores)}; it must be a whole number >= 1")
@@ -199,7 +193,10 @@ class CostModel:
             keys, counts = np.array([*map(_named, self.tasks)], np.int64).T
             values = np.fromiter(self.tasks.values(), np.float64)
             bare = as_recorded(graph.keys)  # every iteration of an unrolled graph costs the same
-            width = _number_of_parts(bare) if counts.any() else np.zeros(len(bare))
+            width = np.zeros(len(bare))  # in how many parts each task is cut
+            if counts.any():
+                _, of = np.unique(repack(bare, part=0), return_inverse=True)
+                width = spread(of, unpack(bare).part, len(bare), by=np.maximum)[of]
             for count in np.unique(counts).tolist():  # names without a number of parts first
                 mine = np.flatnonzero(counts == count)
                 mine = mine[np.argsort(keys[mine])]
@@ -256,8 +253,6 @@ class CostModel:
             given = {name: kind(**record[name]) for name, kind in optional.items() if record.get(name) is not None}
             return cls(**{**record, **given, "link": Link(**record["link"]), "cross": Cross(**record["cross"]),
                           "links": {pair: Link(**link) for pair, link in record.get("links", {}).items()}})
-        except OSError:
-            raise
         except KeyError as error:
             raise CostError(f"{path} is not a cost model: it lacks {error}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -83,7 +83,7 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int | None = None) -> In
 def in_stages(cost: CostModel, placement: Placement) -> CostModel:
     """The costs of a network's layers, summed over consecutive blocks of them, one per stage, with the largest block as
     small as possible. A step ends with the updates of the rank that takes longest. Raises PipelineError for fewer
-    layers than stages."""
+    layers than stages, and for times of single tasks, which a sum would lose."""
     kinds = {name: np.asarray(value, np.float64) for name, value in cost.kinds.items()}
     found = {len(value) for value in kinds.values() if value.ndim} | {len(value) for value in cost.sizes.values()}
     if not found:
@@ -92,6 +92,9 @@ def in_stages(cost: CostModel, placement: Placement) -> CostModel:
     if len(found) > 1 or layers < stages:
         raise PipelineError(f"the costs are of {' and '.join(map(str, sorted(found)))} stages, and {stages} are "
                             f"needed: give as many or more, of one number in all lists, or fewer --chunks")
+    if cost.tasks and layers > stages:
+        raise PipelineError(f"the costs have times of {layers} stages, which are summed for {stages}, and one of task "
+                            f"{next(iter(cost.tasks))} alone: leave `tasks` out, or give --chunks for all stages")
     block = linear_partition(sum((kinds[name] for name in "FOW" if name in kinds), np.zeros(layers)), stages)
     kinds = {name: np.bincount(block, value, stages).astype(np.float64) if value.ndim else value
              for name, value in kinds.items()}

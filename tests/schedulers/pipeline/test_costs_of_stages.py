@@ -6,6 +6,7 @@ import pipelines
 import pytest
 from command_line import run_json
 
+from minidl.cli import main
 from minidl.pricing.cost import CostError, CostModel, Link
 from minidl.schedulers import pipeline
 
@@ -48,6 +49,14 @@ def test_one_number_for_all_stages_stays_and_lists_must_fit():
         replace(LAYERS, sizes={"saved_bytes": [-1]})
 
 
+def test_the_time_of_a_single_task_is_not_lost_in_a_sum():
+    """Of 8 layers in 4 stages, 0F0 would be the whole first stage, and 7F0 nothing."""
+    own = replace(LAYERS, tasks={"7F0": 100.0})
+    with pytest.raises(pipeline.PipelineError, match="times of 8 stages, which are summed for 4, and one of task 7F0 "):
+        pipeline.in_stages(own, pipelines.place("interleaved", 2))
+    assert pipeline.in_stages(own, pipelines.place("gpipe", 8)).tasks == own.tasks
+
+
 def test_a_fused_backward_has_a_time_of_its_own():
     """In torch it takes less than its two halves; `joint` chooses among policies with and without halves by that."""
     halves = CostModel.given(1.0, 2.0, 2.0)
@@ -79,3 +88,29 @@ def test_commands_on_given_times_take_them_from_a_file(file, capsys, monkeypatch
     slow = run_json(capsys, "simulate", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
                     file, "--latency", "1", "--bandwidth", "1MB")[1]
     assert slow["makespan"] > price["one_f_one_b"] + 40  # 40 bytes take 40 us
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("ns", "0.001"), ("ms", "1000"), ("s", "1e+06")])
+@pytest.mark.parametrize("command", [
+    ["plan", "--ranks", "2", "--micro-batches", "4", "--scheduler", "zb_h1"],
+    ["simulate", "--ranks", "2", "--micro-batches", "4", "--table", "--latency", "5"],
+    ["plan", "--model", "mlp", "--model-arg", "preset=tiny"],
+    ["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--parallel", "pipeline", "--ranks", "2"],
+])
+def test_times_in_another_unit_than_that_of_links_are_refused(unit, factor, command, tmp_path, capsys):
+    """They gave a step in milliseconds that was wrong by the factor."""
+    replace(LAYERS, unit=unit).save(file := tmp_path / "net.json")
+    assert main([*command, "--costs", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f" {file} has times in {unit}; " in error
+    assert f"multiply its times by {factor}, " in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("unit", ["", "ticks"])
+def test_times_in_a_unit_of_unknown_length_give_no_milliseconds(unit, tmp_path, capsys):
+    replace(LAYERS, unit=unit).save(file := tmp_path / "net.json")
+    plan = run_json(capsys, "plan", "--scheduler", "zb_h1", "--ranks", "2", "--micro-batches", "4", "--costs",
+                    str(file))[1]
+    assert plan["predicted_step_ms"] is None
+    assert plan["makespan"] > 0
