@@ -34,6 +34,7 @@ LAUNCHERS = {
     SRUN: Variables("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
     "an unknown launcher": Variables("PMI_RANK", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     "a launcher of PMIx": Variables("PMIX_RANK", "", "PMIX_RANK", ""),  # it tells the rest to the library alone
+    f"a launcher like {TORCHRUN}": Variables("RANK", "WORLD_SIZE", "RANK", "LOCAL_RANK"),  # of PyTorchJob, DeepSpeed
 }
 #: libraries by their names in mpi4py -> whose mpiexec connects their ranks: MPICH and its descendants share one
 STARTED_BY = {"Open MPI": ("Open MPI",), **dict.fromkeys(("MPICH", "Intel MPI", "MVAPICH", "Cray MPI"),
@@ -88,7 +89,7 @@ def cure(library: str) -> str:
                 f"start them with srun --mpi={fits}, not {given}") + f", or with the mpiexec of {library}"
     beside = os.path.join(sys.prefix, "bin", "mpiexec")
     there = f" ({beside})" if os.path.exists(beside) and connects(of(beside), library) else ""
-    return f"start them with the mpiexec of {library}{there}" + ("" if name() == TORCHRUN else (
+    return f"start them with the mpiexec of {library}{there}" + ("" if (name() or "").endswith(TORCHRUN) else (
         f", or install the launcher's MPI in this environment in place of {library}"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ STARTED = {
     "Slurm's srun": {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"},
     "an unknown launcher": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"},
     "torchrun": {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+    "a launcher like torchrun": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
     None: {},
 }
 
@@ -68,7 +70,8 @@ def test_a_launcher_is_known_by_its_variables(by, started):
 @pytest.mark.parametrize("library", ["MPICH", "Open MPI", "Intel MPI", "MVAPICH", "Unheard MPI"])
 def test_mpi_starts_only_where_launcher_and_library_fit(by, library, started):
     did = started(by, library)
-    unknown = by in (None, "Slurm's srun", "an unknown launcher") or library == "Unheard MPI"
+    unknown = library == "Unheard MPI" or by in (None, "Slurm's srun", "an unknown launcher",
+                                                 "a launcher like torchrun")
     fits = by != "torchrun" and (unknown or (by == "Open MPI's mpiexec") == (library == "Open MPI"))
     found = "Other MPI 7" if library == "Unheard MPI" else f"{library} 5.0"  # what it says of itself
     says = f"{by} has started this process, and mpi4py uses the library of {found}.*; start them with the mpiexec"
@@ -81,6 +84,31 @@ def test_mpi_starts_only_where_launcher_and_library_fit(by, library, started):
 #: variables of a shell that srun has started for one task, with which it still calls another launcher
 SHELL = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "PMI_RANK": "0",
          "PMI_SIZE": "1", "PMIX_RANK": "0"}
+
+
+@pytest.mark.parametrize("more", [[], ["--parallel", "data"], ["--parallel", "pipeline"]])
+def test_processes_that_share_no_mpi_do_not_train_each_by_itself(more, started, capsys):
+    """A PyTorchJob's, or those of DeepSpeed's launcher, know their number and how many they are, and nothing of MPI."""
+    started("a launcher like torchrun", size=1, local=0)
+    assert main(["train", "--model", "mlp", *more]) == 2
+    assert re.fullmatch(r"minidl: a launcher like torchrun has started 2 processes, and in the library of MPICH 5.0 "
+                        r"each is alone; start them with the mpiexec of MPICH( \(.*\))?\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}])
+def test_one_process_is_alone_whatever_its_shell_has_for_torch(variables, started, monkeypatch):
+    started(None)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert launcher.size() == 1
+
+
+@pytest.mark.parametrize("by", ["MPICH's mpiexec", "Open MPI's mpiexec", "Intel MPI's mpiexec", "Slurm's srun"])
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE"])
+def test_what_scripts_set_for_torch_counts_last(by, variable, started, monkeypatch):
+    started(by)
+    monkeypatch.setenv(variable, "5")
+    assert (launcher.name(), launcher.rank(), launcher.size()) == (by, 1, 2)
 
 
 @pytest.mark.parametrize("by", ["MPICH's mpiexec", "Open MPI's mpiexec", "Intel MPI's mpiexec"])
