@@ -237,7 +237,7 @@ def load_csv(path: Path, wanted: Wanted) -> Dataset:
             rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
         if not rows:
             raise ValueError("is empty")
-        names, lines = [name.strip() for name in rows[0][1]], rows[1:]
+        names, lines = [" ".join(name.split()) for name in rows[0][1]], rows[1:]
         _check_names(names, rows)
         at = next((i for label in LABELS for i, name in enumerate(names) if name.lower() == label), len(names) - 1)
         if len(names) < 2 or not lines:
@@ -303,6 +303,6 @@ def _classes(path: Path, column: str, labels: list[str], lines: list[int]) -> tu
     y = np.array([index.get(value, IGNORED) for value in values], np.int64)
     if kept == [*range(len(kept))]:
         return y, "whole numbers, which are its classes"
-    shown = ", ".join(f"{i} is {str(value)[:40]}" for i, value in enumerate(kept[:3]))
+    shown = ", ".join(f"{i} is {' '.join(str(value).split())[:40]}" for i, value in enumerate(kept[:3]))
     return y, (f"of {len(kept):,} {'whole numbers' if all(whole) else 'words'}, which are classes in their order: "
                + shown + (" ..." if len(kept) > 3 else ""))

@@ -109,6 +109,18 @@ def test_columns_need_names_of_their_own(head: str, says: str, tmp_path: Path) -
     refused("t.csv", says, act=lambda: data.load(table(tmp_path, ["0", "1"], head=head), batch_size=1))
 
 
+def test_lines_within_names_and_labels_do_not_break_a_message(tmp_path: Path) -> None:
+    """Spreadsheets break long names; labels stay what they are."""
+    table = 'petal,"class\n(type)"\n1,"a\nb"\n2,a b\n3,"a\nb"\n4,a b\n5,"a\nb"\n6,a b\n'
+    (path := tmp_path / "t.csv").write_text(table)
+    _, y, notes = read(path)
+    assert {*y.tolist()} == {0, 1}
+    assert notes == ["t.csv: the label is the column class (type), of 2 words, which are classes in their order: 0 is "
+                     "a b, 1 is a b; the others are numbers"]
+    path.write_text(table.replace("petal", '"petal\r\nlength"').replace("5,", "x,"))
+    refused("column petal length: 'x' is not a finite number", act=lambda: data.load(path, batch_size=1))
+
+
 def test_a_table_may_have_many_columns(tmp_path: Path) -> None:
     """40,000, such as genes: were each name counted among all, this would be slow."""
     names = [f"gene_{i}" for i in range(40_000)]
