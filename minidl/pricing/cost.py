@@ -236,8 +236,7 @@ class CostModel:
         """Writes JSON, whole or not at all."""
         from ..system.files import write_atomic
 
-        record = asdict(self)
-        record["kinds"] = {k: np.asarray(v).tolist() for k, v in self.kinds.items()}
+        record = asdict(self) | {"kinds": {k: np.asarray(v).tolist() for k, v in self.kinds.items()}}
         write_atomic(path, json.dumps(record, indent=1) + "\n")
 
     @classmethod

@@ -24,11 +24,12 @@ KINDS = {np.dtype(name).name: kind for kind, name in TYPES.items()} | {"uint16":
 #: how files in other formats begin -> what they are, and how they become safetensors
 TORCH = ("a pickle of torch, which could run any code; with torch, safetensors.torch.save_file({n: t.contiguous()"
          ".clone() for n, t in torch.load(FILE, weights_only=True).items()}, NEW) writes the tensors of a state dict")
+DCP = "a distributed checkpoint; torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes a pickle of it"
 FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive; of NumPy's .npz, "
            "safetensors.numpy.save_file(dict(numpy.load(FILE)), NEW) writes the arrays", rb"GGUF": "a GGUF file",
            rb"(?i)version https://git-lfs|\s*<(!doctype|html)": "a pointer of Git LFS (git lfs pull) or a web page",
            rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"\x93NUMPY": "a NumPy array"}
-PICKLED = (".bin", ".ckpt", ".pt", ".pth")  #: suffixes of torch's pickles
+SUFFIXES = {".distcp": DCP, **dict.fromkeys((".bin", ".ckpt", ".pt", ".pth"), TORCH)}  #: the same by suffix
 
 
 class WeightsError(ValueError):
@@ -133,8 +134,8 @@ def header(file: Path) -> tuple[dict[str, Slot], dict[str, str]]:
     except OSError as error:
         raise WeightsError(f"cannot read {file}: {error.strerror or error}") from None
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = "" if start[8:9] == b"{" else next(
+        what = "" if start[8:9] == b"{" else DCP if file.suffix == ".distcp" else next(
             (what for begins, what in FORMATS.items() if re.match(begins, start, re.DOTALL)),
-            TORCH if file.suffix in PICKLED else "")
+            SUFFIXES.get(file.suffix, ""))
         raise WeightsError(f"{file} is {what}" if what else f"{file} is damaged or no file of weights in safetensors: "
                            f"{str(error).splitlines()[0][:200]}") from None

@@ -27,7 +27,7 @@ from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_shape
 from ..system.files import FileError, read_text, write_atomic
-from .tensors import PICKLED, TORCH, Slot, WeightsError, doing, header, serialized
+from .tensors import SUFFIXES, Slot, WeightsError, doing, header, serialized
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"  #: the file, or the index, in a folder of weights
 PT = {"format": "pt"}  #: the text that a file needs for transformers to read it
@@ -80,7 +80,7 @@ def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shar
     if style not in STYLES:
         raise WeightsError(f"unknown style of names {style!r}; known: {', '.join(STYLES)}")
     path, named = Path(path), to_timm(values) if style == "timm" else values
-    if path.suffix.lower() in PICKLED and shards is None:
+    if path.suffix.lower() in SUFFIXES and shards is None:
         raise WeightsError(f"{path}: programs take this for a pickle of torch, and weights are written as safetensors; "
                            f"name it {path.with_suffix('.safetensors')}")
     arrays = {name: np.asarray(value, order="C") for name, value in named.items()}
@@ -153,11 +153,10 @@ def load(path: str | Path, model: Module) -> Loaded:
         if not ok and name not in initial:
             raise WeightsError(f"{path} is of another network: {name} is {found[name].shape} in the file, "
                                f"{mine[name]} in the network")
-    fitted = {name: _typed(path, name, found[name], t.dtype) for name, t in model.named_tensors()
-              if name in found and name not in initial}
-    for name, t in model.named_tensors():
-        if name in fitted:
-            put(t, fitted[name])
+    fitted = [(t, _typed(path, name, found[name], t.dtype)) for name, t in model.named_tensors()
+              if name in found and name not in initial]
+    for t, value in fitted:
+        put(t, value)
     return Loaded(initial, tuple(sorted(found.keys() - mine.keys() - {*STANDARDIZE})), {*STANDARDIZE} <= found.keys(),
                   (str(model.eps),) if TIMM in values and getattr(model, "eps", TIMM_EPS) != TIMM_EPS else ())
 
@@ -212,11 +211,12 @@ def _slots(path: Path) -> dict[str, Slot]:
     if os.path.isdir(path):
         there = [name for name in (ONE, INDEX) if (path / name).exists()]
         if len(there) != 1:
-            other = sorted(f.name for f in path.iterdir() if f.suffix in (".safetensors", *PICKLED))
+            other = sorted(f.name for f in path.iterdir() if f.suffix in (".safetensors", *SUFFIXES))
+            what = {SUFFIXES.get(Path(name).suffix) for name in other}
             raise WeightsError(f"{path}: the folder has " + (
                 f"{ONE} and {INDEX}; give one of them" if there else f"neither {ONE} nor {INDEX}" + (
                     f"; it has {', '.join(other[:3])}{' ...' if len(other) > 3 else ''}" if other else "")
-                + (f", {TORCH}" if other and all(Path(name).suffix in PICKLED for name in other) else "")))
+                + (f", {what.pop()}" if len(what) == 1 and None not in what else "")))
         path = path / there[0]
     return header(path)[0] if path.suffix != ".json" else in_shards(path, weight_map(path)[0])
 

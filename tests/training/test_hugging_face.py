@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,26 @@ def test_the_line_about_a_file_of_torch_says_how_it_is_read(name: str, dtype: st
     mine = ours(name)
     assert weights.load(new, mine) == weights.Loaded((), ())
     check_equal(mine, saved.float())
+
+
+def test_the_line_about_a_distributed_checkpoint_says_what_makes_a_pickle_of_it(tmp_path: Path) -> None:
+    """`torch.load` of one of its files gives its last tensor, or an error."""
+    torch, folder, old = torch_or_skip(), tmp_path / "dcp", tmp_path / "old.pt"
+    saved = theirs("GPT2LMHeadModel")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.distributed.checkpoint.save(saved.state_dict(), checkpoint_id=folder, no_dist=True)
+        for place in (folder, folder / "__0_0.distcp"):
+            with pytest.raises(WeightsError, match=r"a distributed checkpoint; (\S+) makes a pickle of it$") as caught:
+                weights.load(place, ours("GPT2LMHeadModel"))
+        found = re.search(r"; (\S+) makes", str(caught.value))
+        assert found is not None
+        module, _, function = found[1].rpartition(".")
+        getattr(import_module(module), function)(folder, old)
+    with pytest.raises(WeightsError, match="a pickle of torch"):
+        weights.load(old, ours("GPT2LMHeadModel"))
+    read = torch.load(old, weights_only=True)
+    assert all(read[name].equal(value) for name, value in saved.state_dict().items())
 
 
 @pytest.mark.parametrize(("name", "more"), [

@@ -424,6 +424,7 @@ def test_names_of_masks_and_heads_are_weights_where_the_network_has_them(tmp_pat
 @pytest.mark.parametrize(("name", "content", "says"), [
     ("a.pt", b"", "is a pickle of torch, .*weights_only=True"), ("a.ckpt", b"x" * 99, "is a pickle of torch"),
     ("a.safetensors", b"\x80\x02}q\x00X\x01\x00\x00\x00", "is a pickle of torch"),
+    ("__0_0.distcp", b"PK\x03\x04" + bytes(26) + b"archive/data.pkl", "is a distributed checkpoint; .*dcp_to_torch"),
     ("a.npz", b"PK\x03\x04" + b"x" * 99, "is a ZIP archive"), ("a.h5", b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
     ("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "is a pointer of Git LFS"),
     ("a.safetensors", b"\n<!doctype html><html>", "or a web page"),
