@@ -176,11 +176,6 @@ def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
 
 
 # ---------------------------------------------------------------------------------------------------------- npy and csv
-def is_folder(path: Path) -> bool:
-    """Whether it is a folder of .npy files."""
-    return any((path / f"{names[0]}.npy").is_file() for names in ARRAYS)
-
-
 def load_arrays(path: Path, wanted: Wanted) -> Dataset:
     """A .npz file, or a folder of .npy files, with the arrays of one line of ARRAYS. Raises DataError, before memory is
     allocated for what a header or an index only declares; pickled objects are never read."""

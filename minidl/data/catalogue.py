@@ -158,7 +158,8 @@ KINDS = (
       for g in sentences.GLUE),
     Kind("iwslt", "train.tags.de-en.de and .en, or train.de and train.en", "tokens", sentences.find_parallel,
          sentences.load_parallel),
-    Kind("", "x.npy and y.npy", "", lambda path: path if arrays.is_folder(path) else None, arrays.load_arrays),
+    Kind("", "x.npy and y.npy", "", lambda path: path if any(
+        (path / f"{names[0]}.npy").is_file() for names in arrays.ARRAYS) else None, arrays.load_arrays),
     Kind("imagenet", "imagenet/train with folders of classes, or imagenet/train-*.tar", "images", pictures.find,
          pictures.load_pictures),
     Kind("", "a .npz file", "", _suffix(".npz"), arrays.load_arrays),

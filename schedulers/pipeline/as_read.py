@@ -122,7 +122,7 @@ class AsRead:
                               "that is read", "name its policy, or leave the replicas out")
             made = read_plan(self.schedule, machine, self.micro_batches, chunks, like=like)
             cost = graph.cost(made.placement, self.cost, (made.graph, made.schedule))
-            if size := graph.message_bytes or max(cost.sizes.get("message_bytes", ()), default=0):
+            if size := graph.message_bytes or [*cost.sizes.get("message_bytes", ())]:
                 made = read_plan(self.schedule, machine, self.micro_batches, chunks, None, like, size)
             own = like.cost.tasks if like is not None else {}  # of copies
             return None, replace(made, cost=replace(cost, tasks={**own, **cost.tasks}))

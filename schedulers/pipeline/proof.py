@@ -113,14 +113,15 @@ def stages_in(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
 
 
 def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: int | None = None,
-              graph: TaskGraph | None = None, like: PipelinePlan | None = None, message_bytes: int = 0) -> PipelinePlan:
+              graph: TaskGraph | None = None, like: PipelinePlan | None = None, message_bytes: int | list[int] = 0
+              ) -> PipelinePlan:
     """The plan of any schedule, not proved yet, for `ranks * chunks` stages (or `ranks`, if it is bidirectional).
 
     The forwards show where its stages live, and how many a rank has unless `chunks` is given. `graph`: the stages of a
     recorded network, O and W apart, whose replicas sum their gradients. If the schedule has communication tasks,
     they are compared with those that the compute order needs. `like`: a plan with the same placement and number of
     micro-batches, which says how activations count, which weight versions are read, and into what parts all-reduces are
-    cut. `message_bytes`: of each message on given times. Raises PipelineError for impossible numbers.
+    cut. `message_bytes`: on given times, as of `stage_graph`. Raises PipelineError for impossible numbers.
     """
     if chunks is not None and chunks < 1:
         raise PipelineError(f"the number of chunks is {chunks}; it must be at least 1")

@@ -16,13 +16,13 @@ NAMED = 100_000  #: up to this many buffers, each has a name for messages
 
 
 def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = False, directions: int = 1,
-                message_bytes: int = 0, in_turn: bool = True) -> TaskGraph:
+                message_bytes: int | list[int] = 0, in_turn: bool = True) -> TaskGraph:
     """Tasks in sequential order: micro-batch after micro-batch, forward up, backward down.
 
     `fused`: whether the backward of (stage, micro-batch) is one task B; a bool, or bools (stages, micro_batches).
     Weight gradients are added up in ascending order of micro-batches; with two directions each half has its own sum,
-    and the two are added once, first half first; if not `in_turn`, the order is free. `message_bytes`: the bytes of
-    each activation or gradient on a link.
+    and the two are added once, first half first; if not `in_turn`, the order is free. `message_bytes`: of the
+    activation that a stage sends, and of the gradient that comes back; one number, or one for each stage.
     """
     s, m = stages, micro_batches
     joint = np.broadcast_to(np.asarray(fused, bool), (s, m)).T  # (m, s)
@@ -51,7 +51,8 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
     n, sums = len(unit), directions * s
     buffers = 2 * s * m + sums
     role = np.repeat(np.array([Role.ACTIVATION.number, Role.GRADIENT.number], np.int8), [s * m, s * m + sums])
-    size = np.repeat(np.array([message_bytes, 0], np.int64), [2 * s * m, sums])
+    sent = np.broadcast_to(np.asarray(message_bytes, np.int64), s)
+    size = np.concatenate([np.tile(sent, m), np.tile(np.roll(sent, 1), m), np.zeros(sums, np.int64)])
     names: tuple[str, ...] = ()
     if buffers <= NAMED:
         names = tuple(f"the {what} of stage {i}, micro-batch {j}" for what in ("activation", "gradient")

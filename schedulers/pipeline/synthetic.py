@@ -137,9 +137,11 @@ class GivenTimes:
         if found.versions is None and total != self.problem.micro_batches * found.slices:
             raise PipelineError(f"{self.chosen.staged.name} orders {total} micro-batches; there are "
                                 f"{self.problem.micro_batches}")
-        graph = found.graph or stage_graph(
-            place.stages, total, fused_in(schedule, place.stages, total), place.directions,
-            self.problem.message_bytes or max(draft.cost.sizes.get("message_bytes", ()), default=0))
+        sent = self.problem.message_bytes or [*draft.cost.sizes.get("message_bytes", ())] or 0
+        if isinstance(sent, list) and "joint" in found.notes:  # which has cut the layers anew
+            sent = np.take(sent, np.cumsum(found.notes["joint"]["layers"]) - 1).tolist()
+        graph = found.graph or stage_graph(place.stages, total, fused_in(schedule, place.stages, total),
+                                           place.directions, sent)
         made = replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
         made = made if LAG not in self.choices.options else in_time(made, self.choices.options[LAG])
         if schedule.joined is not None:

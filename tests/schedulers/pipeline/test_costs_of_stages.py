@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pipelines
 import pytest
 from command_line import run_json
 
+import minidl as ml
 from minidl.cli import main
 from minidl.pricing.cost import CostError, CostModel, Link
 from minidl.schedulers import pipeline
@@ -57,6 +59,30 @@ def test_the_time_of_a_single_task_is_not_lost_in_a_sum():
     assert pipeline.in_stages(own, pipelines.place("gpipe", 8)).tasks == own.tasks
 
 
+def test_each_message_has_the_bytes_of_its_stage():
+    """One micro-batch goes up and down: each stage's activation, and a gradient of the same size."""
+    time = sum(LAYERS.kinds["F"]) + sum(LAYERS.kinds["B"])
+    moves = 14 * LAYERS.link.latency + 2 * sum(LAYERS.sizes["message_bytes"][:-1]) / LAYERS.link.bandwidth
+    plan = pipelines.plan("gpipe", 8, 1, LAYERS)
+    assert pipeline.price(plan).makespan == pytest.approx(time + moves)
+    read = ml.plan(ml.Pipeline(1), plan.schedule, LAYERS, ml.Machine(8))
+    assert pipeline.price(read).makespan == pytest.approx(time + moves)
+    alike = pipelines.plan("gpipe", 8, 1, LAYERS, message_bytes=70)  # what is given counts
+    assert pipeline.price(alike).makespan == pytest.approx(time + 14 * (LAYERS.link.latency + 70 / 100))
+
+
+def test_messages_are_of_the_stages_that_joint_has_cut(monkeypatch):
+    pipelines.little_effort(monkeypatch)
+    made = pipelines.plan("joint", 2, 4, LAYERS)
+    ends = np.cumsum(made.notes["joint"]["layers"])
+    own = CostModel(kinds={kind: np.add.reduceat(LAYERS.kinds[kind], [0, *ends[:-1]]).tolist() for kind in "FOWB"},
+                    link=LAYERS.link, sizes={"message_bytes": [LAYERS.sizes["message_bytes"][end - 1] for end in ends]})
+    read = ml.plan(ml.Pipeline(4), made.schedule, own, ml.Machine(2))
+    assert pipeline.price(made).makespan == pytest.approx(pipeline.price(read).makespan)
+    assert pipeline.price(made).makespan < pipeline.price(pipelines.plan(
+        "joint", 2, 4, LAYERS, message_bytes=max(LAYERS.sizes["message_bytes"]))).makespan
+
+
 def test_a_fused_backward_has_a_time_of_its_own():
     """In torch it takes less than its two halves; `joint` chooses among policies with and without halves by that."""
     halves = CostModel.given(1.0, 2.0, 2.0)
@@ -73,7 +99,7 @@ def test_commands_on_given_times_take_them_from_a_file(file, capsys, monkeypatch
     pipelines.little_effort(monkeypatch)
     for name, chunks in (("one_f_one_b", 1), ("interleaved", 2), ("joint", 4)):
         cost = pipeline.in_stages(LAYERS, pipelines.place(name, 2, chunks))
-        made = pipelines.plan(name, 2, 4, cost, chunks, message_bytes=max(cost.sizes["message_bytes"]))
+        made = pipelines.plan(name, 2, 4, cost, chunks)
         found = run_json(capsys, "simulate", "--scheduler", name, "--ranks", "2", "--chunks", str(chunks),
                         "--micro-batches", "4", "--costs", file)[1]
         assert found["makespan"] == pytest.approx(pipeline.price(made).makespan)
