@@ -125,6 +125,9 @@ def test_a_restart_that_comes_no_further_has_fewer_ranks(monkeypatch: Any, tmp_p
         "the run ended with exit code 1; it starts again on 4 ranks, from step 5; 6 more restarts")
     _, commands = supervised(monkeypatch, tmp_path, attempts, *PIPELINE, *flags[:4], "--ranks", "4", "--launch", "m")
     assert [c[2] for c in commands] == ["4", "4", "4", "3", "3"]
+    _, commands = supervised(monkeypatch, tmp_path, attempts, *PIPELINE, "--max-restarts", "9", "--least-ranks", "1",
+                             "--ranks", "2", "--launch", "m")
+    assert [c[2] for c in commands] == ["2"] * 5, "a pipeline has at least two ranks"
 
 
 def test_under_a_launcher_one_line_says_how(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
