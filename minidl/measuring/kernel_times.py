@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import Launch, View
+from ..core.tasks import strides_of
 from ..kernels import KERNELS
 from ..kernels.conv import Geometry
 from ..kernels.naive import NAIVE
@@ -78,8 +79,7 @@ class Rolled:
         shape, dtype = tuple(shape), np.dtype(dtype)
         memory = self.device.lasting(max(1, math.prod(shape) * dtype.itemsize))
         self._kept.append(memory)
-        steps = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        array = self.device.array(memory, View(0, shape, steps, 0, str(dtype)))
+        array = self.device.array(memory, View(0, shape, strides_of(shape), 0, str(dtype)))
         if value is not None:
             self.device.write(array, value)
         return array
@@ -158,8 +158,7 @@ SHAPES: dict[str, Callable[[int], tuple[int, ...]]] = {
     "heads": lambda rows: (max(1, rows // 512), 4, min(rows, 128), 64)}
 
 
-def _floats(*shapes: str, positive: int | None = None, **constants: Any
-            ) -> Callable[[np.random.Generator, int], Drawn]:
+def _floats(*shapes: str, positive: int | None = None, **constants: Any) -> Callable[[np.random.Generator, int], Drawn]:
     """An example with normal float32 arrays of these shapes; the one of number `positive` is positive."""
     def draw(rng: np.random.Generator, rows: int) -> Drawn:
         reads = [rng.standard_normal(SHAPES[shape](rows), np.float32) for shape in shapes]

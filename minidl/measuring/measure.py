@@ -154,8 +154,7 @@ def undisturbed(samples: Sequence[Floats], disturbed: float = DISTURBED) -> Floa
         counts = runs <= disturbed * np.quantile(runs, 0.25, axis=0)
         means.append(np.where(counts, runs, 0.0).sum(axis=0) / counts.sum(axis=0))
     total = np.sum(means, axis=1)
-    return np.mean([mean for mean, sum_ in zip(means, total, strict=True)
-                    if sum_ <= disturbed * total.min()], axis=0)
+    return np.mean([mean for mean, sum_ in zip(means, total, strict=True) if sum_ <= disturbed * total.min()], axis=0)
 
 
 def of_ranks(every: Sequence[CostModel]) -> CostModel:

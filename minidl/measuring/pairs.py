@@ -107,12 +107,9 @@ def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
 
 def _together(stream: Stream, one: Program, times: int, other: Program, repeats: int) -> tuple[float, float]:
     """Microseconds per run of each program while the other runs beside it, `repeats` times on the stream."""
-    stamps: list[float] = []
-    program: Program = []
-    for _ in range(repeats):
-        program += [*other, lambda: stamps.append(perf_counter())]
-    failed: list[Stop] = []
-    stream.start([lambda: stamps.append(perf_counter()), *program], failed.append)
+    stamps, failed = list[float](), list[Stop]()
+    stamp: Program = [lambda: stamps.append(perf_counter())]
+    stream.start([*stamp, *[*other, *stamp] * repeats], failed.append)
     while len(stamps) < 2 and not failed:  # until both run and their data are in the cache
         cpu().once(one)
     begin = perf_counter()
@@ -121,9 +118,8 @@ def _together(stream: Stream, one: Program, times: int, other: Program, repeats:
     if (error := stream.join().error) is not None:
         raise error
     inside = [s for s in stamps if begin <= s <= end]
-    first, last = (inside[0], inside[-1]) if len(inside) > 1 else (stamps[1], stamps[-1])
-    count = len(inside) if len(inside) > 1 else len(stamps) - 1
-    return (end - begin) * 1e6 / times, (last - first) * 1e6 / (count - 1)
+    inside = inside if len(inside) > 1 else stamps[1:]
+    return (end - begin) * 1e6 / times, (inside[-1] - inside[0]) * 1e6 / (len(inside) - 1)
 
 
 def _microseconds(program: Program, times: int) -> float:
