@@ -61,10 +61,6 @@ class Target:
                 raise ValueError(f"--status: {file}, which {name} names, cannot be read")
         return cls(where, True, token, certificate)
 
-    @property
-    def seconds(self) -> float:
-        return URL_SECONDS if self.is_url else FILE_SECONDS
-
     def send(self, content: str) -> None:
         """Writes JSON to the file, or sends it by POST, with a bearer's token if there is one. It follows no redirect,
         which would carry the token to another host. Raises OSError or ValueError if the receiver does not take it."""
@@ -137,7 +133,7 @@ class Status:
     def _work(self) -> None:
         while not self._over.is_set():
             self._send()
-            self._over.wait(self._target.seconds)
+            self._over.wait(URL_SECONDS if self._target.is_url else FILE_SECONDS)
         self._send()
 
     def _send(self) -> None:
