@@ -42,9 +42,7 @@ def sums_of_uses(graph: TaskGraph) -> Mask:
 
 def users(graph: TaskGraph) -> Rows:
     """Buffer -> the tasks that read it, without updates."""
-    reader = graph.reads.row_of_each()
-    works = graph.kind[reader] != Kind.U
-    return Rows.from_pairs(graph.reads.ids[works], reader[works], len(graph.buffer_bytes))
+    return graph.reads.where(graph.kind != Kind.U).transposed(len(graph.buffer_bytes))
 
 
 def at_home(draft: Draft) -> Draft:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import Ints, spread
 from ..core.graph import Launch, Role, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
@@ -23,10 +23,8 @@ from .rewrite import sums
 
 def makers(graph: TaskGraph) -> Ints:
     """Buffer -> the last task of the forward or backward pass that makes it, or -1."""
-    found, writer = np.full(len(graph.buffer_bytes), -1, np.int64), graph.writes.row_of_each()
-    made = graph.kind[writer] != Kind.U
-    found[graph.writes.ids[made]] = writer[made]
-    return found
+    made = graph.writes.where(graph.kind != Kind.U)
+    return spread(made.ids, made.row_of_each(), len(graph.buffer_bytes), -1)
 
 
 def scales(graph: TaskGraph) -> Mask:

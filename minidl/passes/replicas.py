@@ -27,11 +27,6 @@ from .versions import updates
 Times = dict[tuple[int, int], float]  #: (stage, number in the graph) of an all-reduce -> time
 
 
-def fifo(ready: Times, time: Times) -> list[tuple[int, int]]:
-    """The all-reduces in the order in which their gradients are ready."""
-    return sorted(ready, key=lambda t: ready[t])
-
-
 def priority(ready: Times, time: Times) -> list[tuple[int, int]]:
     """The all-reduces in an order that takes, of those that are ready, the one that the next forward needs first: the
     one of the lowest stage."""
@@ -45,9 +40,10 @@ def priority(ready: Times, time: Times) -> list[tuple[int, int]]:
     return order
 
 
-#: orders of a rank's all-reduces, by the name of the data-parallel policy with the same rule
-ORDERS: dict[str, Callable[[Times, Times], list[tuple[int, int]]]] = {"fifo": fifo, "priority": priority,
-                                                                      "reverse_first_k": priority}
+#: orders of a rank's all-reduces, by the name of the data-parallel policy with the same rule; fifo: as their gradients
+#: are ready
+ORDERS: dict[str, Callable[[Times, Times], list[tuple[int, int]]]] = {
+    "fifo": lambda ready, time: sorted(ready, key=ready.__getitem__), "priority": priority, "reverse_first_k": priority}
 
 
 def reversed_first(graph: TaskGraph, schedule: Schedule, k: int) -> Schedule:
