@@ -64,6 +64,18 @@ def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     return found
 
 
+def in_parts(sizes: Iterable[tuple[T, int]], most: int) -> list[list[T]]:
+    """Things with their sizes, in parts of at most `most` together, in their order; a larger one is a part alone."""
+    parts, room = list[list[T]](), 0
+    for thing, size in sizes:
+        if not parts or size > room:
+            parts.append([])
+            room = most
+        parts[-1].append(thing)
+        room -= size
+    return parts
+
+
 def column(function: Callable[[Any], T]) -> cached_property[T]:
     """A property that is computed once and whose arrays are read-only."""
     return cached_property(wraps(function)(lambda self: read_only(function(self))))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.columns import Ints, grouped
+from ..core.columns import Ints, grouped, in_parts
 from ..core.graph import Launch, Role, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
@@ -66,16 +66,8 @@ def norms_apart(draft: Draft) -> Draft:
 
 def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
     """Groups of updates whose gradients fill `nbytes`, from the last layer on, as gradients become ready."""
-    groups: list[list[int]] = []
-    room = 0
-    for u, buffers in sorted(gradients(graph).items(), key=lambda item: -int(graph.unit[item[0]])):
-        need = int(graph.buffer_bytes[buffers].sum())
-        if not groups or need > room:
-            groups.append([])
-            room = nbytes
-        groups[-1].append(u)
-        room -= need
-    return groups
+    updates = sorted(gradients(graph).items(), key=lambda item: -int(graph.unit[item[0]]))
+    return in_parts(((u, int(graph.buffer_bytes[buffers].sum())) for u, buffers in updates), nbytes)
 
 
 def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None, *,

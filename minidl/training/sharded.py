@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..autograd.tensor import Tensor
+from ..core.columns import in_parts
 from ..nn.module import in_state_order, state_array, state_shape
 from ..system.files import put_in_place, write_new
 from .agreement import Disagreement, together
@@ -135,7 +136,7 @@ def _arrays(own: Sequence[str], writer: Mapping[str, int], order: Iterable[str],
     run, ids = part.run, {name: id(t.storage) for name, t in tensors.items()}
     _ = run.group  # all ranks ask for it together
     shared = [name for name in order if ids.get(name) in run.shared]
-    batches = [_batches([n for n in shared if writer[n] == r], tensors) for r in run.program.group]
+    batches = (in_parts(((n, tensors[n].bytes) for n in shared if writer[n] == r), BATCH) for r in run.program.group)
     rounds = zip_longest(*batches, fillvalue=())
     ready = deque[Any]()
     for name in own:
@@ -147,18 +148,6 @@ def _arrays(own: Sequence[str], writer: Mapping[str, int], order: Iterable[str],
             yield constants[name] if name in constants else state_array(tensors[name])
     for wanted in rounds:
         run.together([[ids[n] for n in names] for names in wanted])
-
-
-def _batches(names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Parts of these names, each of at least BATCH bytes but the last one."""
-    found, size = list[list[str]](), BATCH
-    for name in names:
-        if size >= BATCH:
-            found.append([])
-            size = 0
-        found[-1].append(name)
-        size += tensors[name].bytes
-    return found
 
 
 def read(folder: Path) -> tuple[dict[str, Slot], dict[str, str], dict[str, str]]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import in_parts
 from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_shape
@@ -93,13 +94,8 @@ def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shar
 
 def _save_shards(path: Path, arrays: Mapping[str, Any], size: int) -> Path:
     """Writes the index, or the one file, last: without it there are no weights. Raises OSError and WeightsError."""
-    parts, room = list[dict[str, Any]](), -1
-    for name, value in arrays.items():
-        if value.nbytes > room:
-            parts.append({})
-            room = size
-        parts[-1][name] = value
-        room -= value.nbytes
+    parts = [{name: arrays[name] for name in own}
+             for own in in_parts(((name, value.nbytes) for name, value in arrays.items()), size)]
     index, stem = path.with_name(f"{path.name}.index.json"), glob.escape(path.stem)
     if there := sorted(f for f in (path, index, *path.parent.glob(f"{stem}-*-of-*.safetensors")) if f.exists()):
         raise WeightsError(f"{there[0]} is there already; remove the weights in {path.parent}, or name another folder")
@@ -229,8 +225,7 @@ def in_shards(index: Path, places: Mapping[str, str]) -> dict[str, Slot]:
         if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts:
             raise WeightsError(f"{index}: the file of {name} is {place[:100]!r}, which is outside of its folder")
     for file in dict.fromkeys(places.values()):
-        found |= {name: slot for name, slot in header(index.parent / file)[0].items()
-                  if places.get(name, file) == file}
+        found |= {name: slot for name, slot in header(index.parent / file)[0].items() if places.get(name, file) == file}
     if lost := next((name for name in places if name not in found), None):
         raise WeightsError(f"{index.parent / places[lost]} lacks {lost}, which {index.name} says it has")
     return found
