@@ -79,10 +79,6 @@ def _cut(draft: Draft, choices: Choices) -> bool:
     return choices.parts not in (1, {})
 
 
-def _has_parts(draft: Draft) -> bool:
-    return draft.schedule is not None and bool((unpack(draft.schedule.keys).part > 1).any())
-
-
 def _asked(option: str) -> When:
     """Whether an option is given."""
     return lambda draft, choices: choices.options.get(option) is not None
@@ -144,7 +140,7 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (replicas, STAGES, lambda draft, choices: draft.machine.replicas > 1 and not draft.read),
     (shard, BOTH, lambda draft, choices: choices.shard.level),  # when sums have their place
     # of a step that is not cut, which has all its tasks now: parts get lanes
-    (side_by_side, BOTH, lambda draft, choices: not draft.read and _has_parts(draft)),
+    (side_by_side, BOTH, lambda draft, choices: not draft.read and (unpack(draft.order.keys).part > 1).any()),
     (more_overlap, STAGES, lambda draft, choices: choices.options.get("overlap")),  # when all that talks has its place
     (in_time, STAGES, lambda draft, choices: _bounded(draft, choices) and choices.options.get("overlap")),
     (split, STAGES, _cut),  # last: stages in order, and

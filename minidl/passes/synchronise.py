@@ -77,7 +77,7 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
 
 
 def summed_by_all(draft: Draft) -> Draft:
-    """Adds the communication that sums gradients over ranks, before the updates, if `draft.sums` asks for it.
+    """Adds the communication that sums gradients over ranks, before the updates, as `draft.sums` asks for it.
 
     A group's communication is named after its lowest unit: `4A0`, and `4A0/1` is its second part. Its time follows from
     the machine's collectives. Raises Refused for a graph with an update that makes its own gradient, with other tasks
@@ -85,8 +85,7 @@ def summed_by_all(draft: Draft) -> Draft:
     output that updates or sums over ranks still change.
     """
     how = draft.sums
-    if how is None:
-        return draft
+    assert how is not None
     if np.isin(draft.graph.kind, [*CALLS]).any():
         raise Refused(SUMS, "the graph is synchronised already", "leave the sums to the policy")
     draft = norms_apart(draft)

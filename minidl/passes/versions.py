@@ -68,12 +68,11 @@ def weight_versions(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     forward's weights. Raises Refused for a version that does not exist in time, or no longer, for different ages under
     an average, and for units that are computed again without exact versions.
     """
-    if draft.versions is None:
-        return draft
-    if dropped and draft.versions.history != "exact":
-        raise Refused(draft.name, "stages do not keep the exact weights with which to compute activations again",
-                      "keep all activations, or exact weights")
     body, versions, name = draft.graph, draft.versions, draft.name
+    assert versions is not None
+    if dropped and versions.history != "exact":
+        raise Refused(name, "stages do not keep the exact weights with which to compute activations again",
+                      "keep all activations, or exact weights")
     version, changing, part = wanted(body, draft.order, versions), updates(body), unpack(body.keys).part
     average, e = versions.history == "average", draft.edit()
     for stage, copy in sorted({(int(body.unit[t]), int(part[t])) for t in changing}):
