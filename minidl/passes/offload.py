@@ -101,9 +101,7 @@ def offload(draft: Draft, moves: Moves) -> Draft:
         beside = late.any() and moves.what == "states"
         why = "updates beside the next step" if beside else f"has no {kept} that could be away for a task or more"
         raise Refused(WHAT, f"{draft.name} {why}", "leave --offload out")
-    e, buffers = draft.edit(), [list[int]() for _ in draft.graph.storages]
-    for b, s in enumerate(draft.graph.buffer_storage.tolist()):
-        buffers[s].append(b)
+    e, buffers = draft.edit(), grouped((s, b) for b, s in enumerate(draft.graph.buffer_storage.tolist()))
     copies = list[tuple[int, int, Lane]]()
     for item in found:
         own = sorted(b for s in item.storages for b in buffers[s])
@@ -270,7 +268,7 @@ def _copy(e: Edit, kind: Kind, after: int, rank: int, like: int, part: int, copi
     waits to write it, so that edges say so."""
     own, reads, writes = unpack(e.keys[like]), {*copies.buffers}, {*copies.buffers.values()}
     micro_batch = own.micro_batch
-    while pack(own.unit, kind, micro_batch, part=part) in e.keys:  # a stage may have weights of several updates
+    while int(pack(own.unit, kind, micro_batch, part=part)) in e.keys:  # a stage may have weights of several updates
         micro_batch += 1
     task = e.task(after, own.unit, kind, micro_batch, part=part, stage=e.stage[like], reads=reads, writes=writes,
                   launches=e.copy(copies.storages), nbytes=sum(e.specs[s].bytes for s in copies.storages))

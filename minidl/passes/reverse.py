@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..core.columns import grouped
 from ..core.graph import TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
@@ -54,12 +55,9 @@ def reverse(draft: Draft) -> Draft:
 
 def _rows(graph: TaskGraph) -> list[list[Block]]:
     """Reversible blocks one above the other, at least two in a row."""
-    place, maker, readers = graph.buffer_storage, dict[int, int](), dict[int, list[int]]()
-    forward = np.flatnonzero(graph.kind == Kind.F).tolist()
-    for t in forward:
-        maker.update(dict.fromkeys(place[graph.writes[t]].tolist(), t))
-        for s in {*place[graph.reads[t]].tolist()}:
-            readers.setdefault(s, []).append(t)
+    place, forward = graph.buffer_storage, np.flatnonzero(graph.kind == Kind.F).tolist()
+    maker = {s: t for t in forward for s in place[graph.writes[t]].tolist()}
+    readers = grouped((s, t) for t in forward for s in {*place[graph.reads[t]].tolist()})
 
     def block(add: int, before: int, result: int) -> Block | None:
         """The block of this sum, if F is a chain of tasks that nothing else reads."""

@@ -187,8 +187,7 @@ def _begins(graph: TaskGraph, rank: Ints, made: Ints, read: Ints) -> Ints:
     """When each rank begins an iteration in the steady state, if every task but updates takes a unit of time. Tasks
     `read` read what tasks `made` have made in the iteration before."""
     ranks = int(rank.max(initial=0)) + 1
-    preds = [graph.preds[t].tolist() for t in range(len(graph))]
-    before = grouped(zip(read.tolist(), made.tolist(), strict=True))
+    preds, before = graph.preds.lists(), grouped(zip(read.tolist(), made.tolist(), strict=True))
     free, end, begin = (np.zeros(count, np.int64) for count in (ranks, len(graph), ranks))
     for _ in range(ranks + 2):
         begin[:] = -1
