@@ -12,11 +12,6 @@ from .draft import Draft
 
 def casts(draft: Draft) -> None:
     """Rounds all parameters at once, before the first one is used, and widens no gradient for an update."""
-    _parameters(draft)
-    _gradients(draft)
-
-
-def _parameters(draft: Draft) -> None:
     alike = grouped((launch.writes[0].dtype, (i, launch)) for i, entry in draft.numbered() if draft.kind(i) == Kind.F
                     for launch in entry.launches if _rounds(draft, i, launch))
     for dtype, group in alike.items():
@@ -26,6 +21,11 @@ def _parameters(draft: Draft) -> None:
         many = draft.launch("cast_many", [launch.reads[0] for launch in launches],
                             [launch.writes[0] for launch in launches], dtype=dtype)
         draft.merge(first, [many, *draft[first].launches])
+    for i, entry in draft.numbered():
+        for cast in [launch for launch in entry.launches if launch.kernel == "cast"]:
+            (low,), (wide,) = cast.reads, cast.writes
+            if draft.kind(i) == Kind.W and draft.passed_on(low) is not None and wide.dense and low.dense:
+                _read_it_low(draft, i, cast, low, wide)
 
 
 def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
@@ -35,14 +35,6 @@ def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
     p = launch.reads[0]
     return (draft.graph.storages[p.storage].role == Role.PARAMETER and p.dense
             and all(task > i for b in draft.buffers(p) for task in draft.writers(b)))
-
-
-def _gradients(draft: Draft) -> None:
-    for i, entry in draft.numbered():
-        for cast in [launch for launch in entry.launches if launch.kernel == "cast"]:
-            (low,), (wide,) = cast.reads, cast.writes
-            if draft.kind(i) == Kind.W and draft.passed_on(low) is not None and wide.dense and low.dense:
-                _read_it_low(draft, i, cast, low, wide)
 
 
 def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> None:
