@@ -44,14 +44,14 @@ class Entry:
                                                           self.bytes, self.price.makespan))
 
 
-def judge(task: Task, text: str, name: str, own: bool = True, seconds: float = 0.0) -> Entry:
+def judge(task: Task, text: str, name: str, seconds: float = 0.0) -> Entry:
     """The entry whose order is this text, proved and priced; whatever the text is, nothing is raised."""
     try:
         given = schedulers.Scheduler(name, "pipeline", read_schedule(text, name))
-        return _entered(task, schedulers.plan(task.pipeline, given, None, task.machine), name, own, seconds)
+        return _entered(task, schedulers.plan(task.pipeline, given, None, task.machine), name, True, seconds)
     except BAD as error:
         message = error.message if isinstance(error, ScheduleError) else str(error)
-        return Entry(name, own, why=" ".join(message.split())[:300] or type(error).__name__, seconds=seconds)
+        return Entry(name, True, why=" ".join(message.split())[:300] or type(error).__name__, seconds=seconds)
 
 
 def _entered(task: Task, plan: Any, name: str, own: bool, seconds: float = 0.0) -> Entry:

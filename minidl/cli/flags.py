@@ -555,8 +555,7 @@ def job(arguments: argparse.Namespace, under: str | None = None, kept: str | Non
         "scaling_from": str(place_of(arguments.checkpoint)) if arguments.resume else None,
         "update_every": every, "slices": slices, "groups": groups, "lr": float(lr),
         "scheduler": under or arguments.scheduler, "parallel": kind_of(arguments),
-        "scheduler_args": dict(arguments.scheduler_arg) | (
-            {"slow": arguments.slow} if arguments.slow else {}) | (
-            {"side_sms": arguments.side_sms} if arguments.side_sms else {}),
+        "scheduler_args": dict(arguments.scheduler_arg) | {
+            name: value for name in ("slow", "side_sms") if (value := getattr(arguments, name))},
         "recompute": chosen if arguments.recompute is None else arguments.recompute, "lanes": arguments.lanes or ""}
     return Job(**{f.name: getattr(arguments, f.name) for f in fields(Job) if f.name not in own} | own)

@@ -124,8 +124,7 @@ def check(arguments: Any) -> int:
         words.append(f"{made.predicted_step_ms:.3f} ms a step predicted")
     record["remarks"] = [*made.remarks]
     valid = f"valid{where}: {', '.join(words)}"
-    return show.emit(arguments, record,
-                     lambda: "\n".join([made.schedule.grid(show.width()), "", valid, *made.remarks]))
+    return show.emit(arguments, record, lambda: "\n".join([made.schedule.grid(show.width()), "", valid, *made.remarks]))
 
 
 def explain(arguments: Any) -> int:

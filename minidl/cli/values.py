@@ -30,12 +30,9 @@ class Names:
     def __init__(self, where: str) -> None:
         self.where = where
 
-    def known(self) -> Any:
-        module, _, name = self.where.partition(":")
-        return getattr(import_module(f"minidl.{module}"), name)
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self.known())
+        module, _, name = self.where.partition(":")
+        return iter(getattr(import_module(f"minidl.{module}"), name))
 
 
 MOMENTUM, RULES, STORED = Names("training.job:MOMENTUM"), Names("fusion:RULES"), Names("data.catalogue:STORED")
