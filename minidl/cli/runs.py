@@ -147,11 +147,11 @@ def rate_of(arguments: Any, recorded: Recorded) -> Rate | None:
     return optim.warmup(rate, arguments.warmup, 1 / (arguments.warmup + 1)) if arguments.warmup else rate
 
 
-def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Checkpoint | None) -> Metrics:
+def trained(arguments: Any, trainer: Trainer, steps: int, keeper: Keeper | None, title: str,
+            saved: checkpoint.Checkpoint | None) -> Metrics:
     """Runs all steps, and saves, logs and evaluates along the way. Returns the open files of the log. Raises
     KeyboardInterrupt after an interrupt, with a checkpoint if there is a folder for it."""
-    recorded, first = trainer.recorded, trainer.rank == 0
-    steps, done_before = steps_of(arguments, recorded), saved.step if saved is not None else 0
+    first, done_before = trainer.rank == 0, saved.step if saved is not None else 0
     metrics = (Metrics(arguments.log, arguments.tensorboard, appends=saved is not None) if first else Metrics())
     every = arguments.log_every or (LOG_EVERY if arguments.log or arguments.tensorboard else 0)
 
@@ -167,9 +167,8 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
                 tell(step, record)
                 done(step, f"loss {record['loss']:.4g}, {record['samples_per_s']:,.0f} samples/s" if record else "")
 
-            course = loop.Course(
-                steps, rate_of(arguments, recorded), every, log, progress,
-                keeper_of(arguments, recorded), lambda: interrupts.received)
+            course = loop.Course(steps, rate_of(arguments, trainer.recorded), every, log, progress, keeper,
+                                 lambda: interrupts.received)
             with interrupts.holding() if arguments.checkpoint else nullcontext():
                 loop.run(trainer, course, done_before)
     except BaseException as error:
@@ -184,10 +183,9 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
     return metrics
 
 
-def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, Any]:
+def finished(arguments: Any, trainer: Trainer, steps: int, keeper: Keeper | None, metrics: Metrics) -> dict[str, Any]:
     """The record of a run that has ended, on rank 0; with the last line of the log and the last checkpoint, which is
     saved even if test data or the log fail."""
-    steps, keeper = steps_of(arguments, trainer.recorded), keeper_of(arguments, trainer.recorded)
     try:
         record = run_record(trainer)
         metrics.write(loop.judged(trainer, steps, record["test"]))
@@ -235,17 +233,18 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
     """Trains, writes the files, then prints the result, even if a file cannot be written; on rank 0 if there are ranks.
     With --dry-run, prints the plan. Raises Disagreement, the same on all ranks."""
     plan, first, alone = trainer.plan, trainer.rank == 0, trainer.communicator is None
+    steps, keeper = steps_of(arguments, trainer.recorded), keeper_of(arguments, trainer.recorded)
     if arguments.log_versions and not plan.stale:
         raise Disagreement(f"--log-versions has no effect here: {plan.scheduler} trains on the newest weights")
     if arguments.dry_run:
         return _dry_run(arguments, trainer) if first else 0
-    if saved is not None and saved.step == steps_of(arguments, trainer.recorded):
-        return _ended_before(arguments, trainer)
+    if saved is not None and saved.step == steps:
+        return _ended_before(arguments, trainer, steps)
     if first and saved is not None:
         show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
     with watching(arguments, trainer):
         try:
-            metrics = trained(arguments, trainer, title, saved)
+            metrics = trained(arguments, trainer, steps, keeper, title, saved)
         except Disagreement:  # on all ranks, between two steps
             trainer.share()
             trainer.run.close()
@@ -258,7 +257,8 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
     if first:
         if timeline is not None:
             timeline = replace(timeline, work=work_of(plan.graph, of_device(trainer.recorded.device)))
-        record = finished(arguments, trainer, metrics) | ({"k": plan.notes["k"]} if "k" in plan.notes else {})
+        record = finished(arguments, trainer, steps, keeper, metrics)
+        record |= {"k": plan.notes["k"]} if "k" in plan.notes else {}
         if arguments.parallel == "pipeline" and trainer.log:
             record["staleness"] = trainer.staleness()
         try:
@@ -271,20 +271,18 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
             if arguments.trace:
                 show.write_trace(timeline, arguments.trace, arguments.trace_factor)
             if arguments.html:
-                show.write_page(arguments, record, [Shown.of(plan, timeline)],
-                                curves=_curves(trainer, metrics, steps_of(arguments, trainer.recorded)))
+                show.write_page(arguments, record, [Shown.of(plan, timeline)], curves=_curves(trainer, metrics, steps))
         finally:
             show.emit(arguments, record, lambda: summary(record))
-    elif (keeper := keeper_of(arguments, trainer.recorded)) is not None:
-        keeper.save(trainer, steps_of(arguments, trainer.recorded))
+    elif keeper is not None:
+        keeper.save(trainer, steps)
     trainer.gather(None)  # no rank ends before rank 0 has printed everything
     return 0
 
 
-def _ended_before(arguments: Any, trainer: Trainer) -> int:
+def _ended_before(arguments: Any, trainer: Trainer, steps: int) -> int:
     """Prints the result of a run whose checkpoint has all steps, on rank 0 if there are ranks."""
     if trainer.rank == 0:
-        steps = steps_of(arguments, trainer.recorded)
         show.note(f"{arguments.checkpoint} already has all {steps} steps: none is left to run, and the files of an "
                   f"earlier attempt stay as they are")
         with _told(arguments, trainer, steps, steps):
