@@ -13,10 +13,9 @@ from ..core.columns import Ints
 from ..core.graph import Role
 from ..core.placement import Refused
 from ..core.tasks import Kind
+from ..pricing.corun import BYTES_PER_US
 from .draft import Draft
 from .versions import updates
-
-BYTES_PER_US = 1e4  #: assumed rate of a copy, as in `CostModel.analytic`; it is not measured
 
 
 def last_updates(draft: Draft) -> Ints:

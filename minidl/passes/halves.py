@@ -12,7 +12,8 @@ from ..core.columns import grouped
 from ..core.graph import Launch, Role
 from ..core.placement import Refused
 from ..core.tasks import Kind
-from .delayed import BYTES_PER_US, last_updates
+from ..pricing.corun import BYTES_PER_US
+from .delayed import last_updates
 from .draft import Draft
 from .rewrite import gradients
 from .versions import updates

@@ -15,7 +15,7 @@ from ..core.columns import Ints
 from ..core.graph import Role
 from ..core.placement import Refused
 from ..core.tasks import Kind
-from .delayed import BYTES_PER_US
+from ..pricing.corun import BYTES_PER_US
 from .draft import Draft
 from .rewrite import sums
 

@@ -18,7 +18,7 @@ from ..core.graph import TaskGraph
 from ..core.machine import is_number
 from ..core.tasks import as_recorded, task_name
 
-FLOPS_PER_US, BYTES_PER_US = 2e4, 1e4  #: assumed of one modest CPU core, as in `CostModel.analytic`
+FLOPS_PER_US, BYTES_PER_US = 2e4, 1e4  #: assumed of one modest CPU core, also for copies; not measured
 
 
 @dataclass(frozen=True)

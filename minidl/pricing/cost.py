@@ -19,7 +19,7 @@ from ..core.columns import Floats, Ints, spread
 from ..core.graph import TaskGraph
 from ..core.machine import is_number, is_whole, shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
-from .corun import CoRun
+from .corun import BYTES_PER_US, FLOPS_PER_US, CoRun
 from .memory import Memory
 from .sms import Sms
 
@@ -167,7 +167,8 @@ class CostModel:
                    link=Link(latency, bandwidth), unit="")
 
     @classmethod
-    def analytic(cls, flops_per_us: float = 2e4, bytes_per_us: float = 1e4, launch: float = 1.0) -> CostModel:
+    def analytic(cls, flops_per_us: float = FLOPS_PER_US, bytes_per_us: float = BYTES_PER_US,
+                 launch: float = 1.0) -> CostModel:
         """A roofline: the larger of arithmetic and memory time, plus a launch. Defaults: one modest CPU core."""
         return cls(kinds={"flops_per_us": flops_per_us, "bytes_per_us": bytes_per_us}, launch=launch, source="analytic")
 
