@@ -14,7 +14,7 @@ from helpers import PATIENCE, deadline, need
 
 import minidl as ml
 from minidl import arena, schedulers
-from minidl.arena import ArenaError, Task
+from minidl.arena import ArenaError
 from minidl.cli import main
 from minidl.schedulers.pipeline import price
 
@@ -60,31 +60,17 @@ def cheats(problem):
             pass
     return gpipe(problem)
 
-def writes(problem):
-    with open(os.path.join(os.path.dirname(__file__), "written"), "w") as file:
-        file.write("here")
-
-def appends(problem):
-    open(__file__, "a")
-
-def removes(problem):
-    os.unlink(__file__)
-
-def renames(problem):
-    os.rename(__file__, __file__ + "x")
-
-def kills(problem):
-    os.kill(os.getppid(), 9)
-
-def forks(problem):
-    os.fork()
-
-def runs(problem):
-    os.execv("/bin/true", ["true"])
-
-def connects(problem):
+def touches(problem):
     import socket
-    socket.socket()
+    for what in (lambda: open(__file__ + "x", "w"), lambda: open(__file__, "a"), lambda: os.unlink(__file__),
+                 lambda: os.rename(__file__, __file__ + "y"), lambda: os.kill(os.getppid(), 9), os.fork,
+                 lambda: os.execv("/bin/true", ["true"]), socket.socket):
+        try:
+            what()
+        except PermissionError:
+            continue
+        raise ValueError("this is not refused")
+    raise PermissionError("all is refused")
 
 def crashes(problem):
     import ctypes
@@ -194,10 +180,10 @@ def test_an_entry_that_fails_is_told(own, name, says):
 
 
 @pytest.mark.skipif(not FILTERED, reason="this system has no filter of system calls")
-@pytest.mark.parametrize("name", ["writes", "appends", "removes", "renames", "kills", "forks", "runs", "connects"])
-def test_an_entry_can_touch_nothing(own, name):
+def test_an_entry_can_touch_nothing(own):
+    """It writes, appends to, removes and renames files, kills, forks, runs a program and connects."""
     before = (Path("own.py").read_text(), sorted(os.listdir()))
-    assert "PermissionError" in refusal(name)
+    assert "PermissionError: all is refused" in refusal("touches")
     assert (Path("own.py").read_text(), sorted(os.listdir())) == before
 
 
@@ -330,8 +316,3 @@ def test_the_board_is_text_and_a_page(own, capsys):
     page = Path("board.html").read_text()
     assert "small: " in page
     assert "own.py:number" in page
-
-
-def test_problems_are_values():
-    task = Task("a", 2, 3, [1.0, 2.0], 1.0, 1.0)
-    assert task.bound == 3 * (3 + 2 + 2) / 2
