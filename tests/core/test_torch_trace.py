@@ -1,5 +1,4 @@
-"""Traces of PyTorch, JAX and VizTracer as timelines: exact times, every form of the format, launches, graphs, waits,
-kinds, collectives and clocks over ranks; and `minidl report`."""
+"""Traces of PyTorch, JAX, VizTracer and py-spy as timelines, in every form of the format; and `minidl report`."""
 
 from __future__ import annotations
 
@@ -442,8 +441,7 @@ def test_sums_of_gloo_meet_and_depend_on_the_calls_that_post_them(tmp_path):
 
 
 def test_messages_of_gloo_last_beside_the_calls_of_their_thread(tmp_path):
-    """As torch 2.13 writes them: in the row of the thread that posts them, until they have arrived, without ranks. What
-    the thread computes meanwhile counts, and a rank's send does not meet another rank's send."""
+    """As torch 2.13 writes them: in the row of the thread that posts them, until they have arrived, without ranks."""
     def message(what: str, ts: float, dur: float) -> list[dict[str, Any]]:
         return [call(f"c10d::{what}", ts, 1), {**call(f"gloo:{what}", ts + 0.5, dur, cat="user_annotation"),
                                                "args": {"Input Dims": [[16, 256]], "Input type": ["float"]}}]

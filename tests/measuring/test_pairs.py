@@ -11,7 +11,6 @@ import pytest
 import minidl as ml
 from minidl.devices.device import cpu
 from minidl.devices.lanes import Stop, Stream
-from minidl.devices.native import no_native_lanes
 from minidl.measuring import lanes, pairs
 from minidl.pricing.cost import Cross
 
@@ -89,13 +88,8 @@ def test_the_bandwidth_is_that_of_the_copies_of_all_lanes(monkeypatch):
     assert lanes.copied(device, (0, 1), 1) == 2 * lanes.OWN / lanes.PIECES / 50, "more than a core's own cache"
 
 
-@pytest.mark.parametrize("kind", ml.device.LANES)
-def test_the_memory_that_lanes_share_is_measured(kind, monkeypatch):
-    if kind == "native" and no_native_lanes():
-        pytest.skip(no_native_lanes())
-    device = ml.device.CPU()
-    device.set_lanes(kind)
-    before = os.sched_getaffinity(0)
+def test_the_memory_that_lanes_share_is_measured(both_lanes, monkeypatch):
+    device, before = ml.device.CPU(), os.sched_getaffinity(0)
     assert lanes.measure_memory(device, 1 << 10) is None, "a core's own cache holds them"
     memory = lanes.measure_memory(device, 1 << 22)
     assert os.sched_getaffinity(0) == before

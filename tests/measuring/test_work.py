@@ -62,8 +62,7 @@ def test_causes_by_name():
 
 
 def test_causes_of_many_waits_take_no_time(monkeypatch: pytest.MonkeyPatch):
-    """3,000 kernels that wait for their launches: were the ranks of all records looked up for each, this would be
-    slow."""
+    """3,000 kernels wait for their launches; the ranks of all records are not looked up for each."""
     n, looks = 3000, []
     lane, begin = np.repeat([0, 1], n), np.tile(np.arange(n) * 10.0, 2) + np.repeat([0, 6], n)
     keys = [pack(unit, Kind.F, i) for unit in (0, 1) for i in range(n)]
