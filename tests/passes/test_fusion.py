@@ -1,5 +1,4 @@
-"""Launches put together: the same mathematics with fewer of them, under every schedule; on the CPU
-with the same bits."""
+"""Launches put together: the same mathematics under every schedule; on the CPU with the same bits."""
 
 from __future__ import annotations
 
@@ -60,12 +59,18 @@ class Job:
         return losses, bits(*left)
 
 
+#: of each rule that alone changes a step in float32 on the CPU, a network that it changes
+WHERE = {"batch_norm_act": "densenet121", "batch_norm_grad": "resnet20", "squeeze_excite": "mobilenet_v3_large",
+         "epilogue": "lenet", "slopes": "mlp", "weight_updates": "mlp", "updates": "lenet", "in_place": "resnet50"}
+
+
 @pytest.mark.few(2)
-@pytest.mark.parametrize("rule", [*RULES, "all"])
-@pytest.mark.parametrize("name", TINY)
-def test_on_the_cpu_the_bits_are_the_same(name, rule):
+@pytest.mark.parametrize(("name", "rules"), [*((name, [*RULES]) for name in TINY),
+                                             *((name, [rule]) for rule, name in WHERE.items())], ids=str)
+def test_on_the_cpu_the_bits_are_the_same(name, rules):
     plain, job = Job(name), Job(name)
-    graph = fused(job.graph, job.device, RULES if rule == "all" else [rule])
+    graph = fused(job.graph, job.device, rules)
+    assert (kernels(graph), over(graph)) != (kernels(plain.graph), over(plain.graph))
     assert job.in_random_order(graph) == plain.in_random_order(plain.graph)
 
 
@@ -155,12 +160,7 @@ def test_gradients_of_few_samples_end_with_updates_part_by_part(rule: Any, monke
 
 
 def test_gradients_that_others_read_or_of_many_samples_stay():
-    def clipped(p: Any) -> Any:
-        made = optim.SGD(p, 0.01)
-        made.max_norm = 1.0
-        return made
-
-    for job in (Job("mlp", clipped), Job("mlp", batch=65)):
+    for job in (Job("mlp", lambda p: optim.SGD(p, 0.01, max_norm=1.0)), Job("mlp", batch=65)):
         assert kernels(fused(job.graph, job.device, ["weight_updates"]))["linear_weight_update"] == 0
 
 
@@ -234,10 +234,7 @@ def test_updates_stay_where_they_are_if_no_gradient_ends_with_one():
 
 
 def test_adam_with_clipping():
-    def adam(p: Any) -> Any:
-        return optim.AdamW(p, 0.01, max_norm=0.1)
-
-    plain, job = Job("lenet", adam), Job("lenet", adam)
+    plain, job = (Job("lenet", lambda p: optim.AdamW(p, 0.01, max_norm=0.1)) for _ in range(2))
     graph = fused(job.graph, job.device, ["updates"])
     assert kernels(graph)["adam_many"] == 1
     assert job.in_random_order(graph) == plain.in_random_order(plain.graph)

@@ -1,5 +1,4 @@
-"""`lag=k`: at most k + 1 layers' (micro-batches') weight gradients wait at once, in every execution of a plan; bits
-stay."""
+"""`lag=k`: at most k + 1 layers' or micro-batches' weight gradients wait at once, however a plan runs; bits stay."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import numpy as np
 import pipelines
 import pytest
 from command_line import one_line, refusal, run, run_json
-from helpers import Network, drawn
+from helpers import Network, drawn, recorded_classifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_runs import recorded
@@ -122,7 +121,7 @@ def test_the_bound_holds_for_branches_time_steps_and_sweeps(model: str, more: di
         assert most(plan.graph, plan.schedule, False, lag) <= lag + 1
 
 
-@settings(max_examples=drawn(15), deadline=None)
+@settings(max_examples=drawn(15))
 @given(st.lists(st.sampled_from([c for c in Network.CHOICES if c != "dropout"]), min_size=1, max_size=5),
        st.integers(1, 2), st.integers(0, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_random_networks_in_random_orders(layers: list[str], micro_batches: int, lag: int, lanes: int,
@@ -162,8 +161,7 @@ def test_a_large_bound_changes_no_order(policy: str, ranks: int, options: dict[s
 
 
 def test_no_lag_is_the_conventional_backward_pass() -> None:
-    """With lag=0 each W ends before the next output gradient that a W reads begins. One stream runs the recorded order;
-    on two streams no W runs beside such an output gradient."""
+    """With lag=0 each W ends before the next output gradient that a W reads begins."""
     graph = golden_plans.step("mlp")
     assert ml.plan(graph, "in_order", lag=0).schedule.keys.tolist() == ml.plan(graph, "in_order").schedule.keys.tolist()
     plan = ml.plan(graph, "multi_stream", COST, streams=2, lag=0)
@@ -196,7 +194,7 @@ def test_micro_batches_of_a_stage_wait_within_the_bound(policy: str, split: int)
         assert max(plan.peak_bytes) <= max(free.peak_bytes) + 256 * (split > 1)  # a token
 
 
-@settings(max_examples=drawn(12), deadline=None)
+@settings(max_examples=drawn(12))
 @given(st.sampled_from(["zb_h1", "fast_forward_greedy", "modulo", "interleaved_zb", "dualpipe", "dualpipe_v"]),
        st.sampled_from([2, 4]), st.integers(0, 2), st.integers(0, 3))
 def test_on_given_times_as_well(policy: str, ranks: int, more: int, lag: int) -> None:
@@ -241,19 +239,15 @@ def test_a_smaller_bound_needs_no_more_memory(policy: str, ranks: int, micro_bat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ["mlp", "--model-arg", "preset=tiny", "--model-arg", "layers=4", "--batch-size", "8", "--scheduler", "multi_stream",
-     "--micro-batches", "4"],
-    *(pytest.param(flags, marks=pytest.mark.slow) for flags in (
-        ["mlp", "--model-arg", "hidden=64", "--model-arg", "layers=6", "--batch-size", "64", "--scheduler",
-         "multi_stream", "--micro-batches", "4"],
-        ["gpt", "--model-arg", "preset=tiny", "--data", "pydoc", "--scheduler", "fast_forward", "--parallel",
-         "pipeline", "--ranks", "2", "--micro-batches", "8"]))], ids=lambda flags: f"{flags[0]} {flags[2]}")
+    ["multi_stream", "--micro-batches", "4"],
+    ["fast_forward", "--micro-batches", "8", "--parallel", "pipeline", "--ranks", "2"]], ids=lambda flags: flags[0])
 def test_the_curve_and_a_limit_try_bounds(flags: list[str], capsys: Any) -> None:
-    network = ["--costs", "analytic", "--model", *flags]
+    network = ["--costs", "analytic", "--model", "mlp", "--model-arg", "preset=tiny", "--model-arg", "layers=4",
+               "--batch-size", "8", "--scheduler", *flags]
     _, found = run_json(capsys, "plan", *network, "--curve")
     points = [point for point in found["curve"] if point["lag"] is not None]
     assert points
-    for point in points[:1 + (network[3] == "gpt")]:
+    for point in points[:2]:
         assert f"lag {point['lag']}" in point["choice"]
         assert f"--scheduler-arg lag={point['lag']}" in point["command"]
         made = run_json(capsys, *point["command"].removesuffix(" --save plan.csv").split()[1:])[1]
@@ -281,12 +275,7 @@ def test_an_update_stays_behind_a_weight_gradient_that_must_come_first(layers: i
     """Without an activation between two layers, a layer's O waits for its W, and its update for its O."""
     stack = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
     opt = optim.SGD(stack.parameters(), lr=0.1)
-
-    def step(x: Any, y: Any) -> None:
-        nn.cross_entropy(stack(x), y).backward()
-        opt.step()
-
-    graph = ml.record(step, np.zeros((2, 4), np.float32), np.zeros(2, int))
+    graph = recorded_classifier(stack, opt, 2, 4)
     items = Step.of(fenced(Draft.of(graph), 0).graph, COST).items
     assert all(item.fence is None or item.release <= item.fence for item in items)
     ml.plan(graph, "multi_region", COST, lag=0)
@@ -342,7 +331,8 @@ def test_a_saved_plan_keeps_its_bound(tmp_path: Path, capsys: Any) -> None:
         run(capsys, "train", *small, *staged, "--steps", "1", "--scheduler", path)[2])
 
 
-def test_a_bound_that_is_none_and_orders_that_cannot_have_one(capsys: Any) -> None:
+def test_a_bound_that_is_none_and_orders_that_cannot_have_one(capsys: Any, monkeypatch: Any) -> None:
+    pipelines.little_effort(monkeypatch)
     for wrong in (-1, 1.5, True):
         with pytest.raises(PlanError, match="lag"):
             ml.plan(golden_plans.step("mlp"), "multi_stream", lag=wrong)
