@@ -1,6 +1,7 @@
 """Weight gradients across the border: after any step, whoever looks finds what synchronous training would have left."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -38,15 +39,16 @@ def recorded(optimizer, micro_batches=1, **options):
     return model, opt, ml.record(step, X[0], Y[0])
 
 
-def late_ones(graph, kinds=(Kind.W, Kind.U)):
-    """All tasks of these kinds that can be late."""
-    return [t for t in np.flatnonzero(~must_stay(graph)).tolist() if graph.kind[t] in kinds]
+def late_ones(graph):
+    """All W and U that can be late."""
+    return [t for t in np.flatnonzero(~must_stay(graph)).tolist() if graph.kind[t] in (Kind.W, Kind.U)]
 
 
 def streams(graph, late, schedule=schedulers.multi_stream):
     return ml.StreamExecutor(graph, late_schedule(graph, late, schedule))
 
 
+@cache
 def synchronous(optimizer, **options):
     model, opt, graph = recorded(optimizer, **options)
     run, seen = ml.SequentialExecutor(graph), []
@@ -74,7 +76,7 @@ OPTIMIZERS = [(optim.SGD, {}), (optim.SGD, {"momentum": 0.9}), (optim.Adam, {}),
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
-@settings(max_examples=drawn(12), deadline=None)
+@settings(max_examples=drawn(12))
 @given(st.data())
 def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_bits(optimizer, options, data):
     expected = synchronous(optimizer, **options)

@@ -48,7 +48,7 @@ STEPS = st.integers(1, 5).flatmap(lambda n: st.fixed_dictionaries(
        "x": st.lists(st.sampled_from([0.0, 0.5, 2.0, 5.0, 9.0]), min_size=n, max_size=n).filter(any)}))
 
 
-@settings(max_examples=drawn(60), deadline=None)
+@settings(max_examples=drawn(60))
 @given(times=STEPS, policy=st.sampled_from([*POLICIES]), hide=st.sampled_from([*TURNS]), micro=st.integers(1, 3))
 def test_every_order_is_valid_and_no_slower(times, policy, hide, micro):
     micro += micro == 1 and hide == "two_batches"
@@ -73,8 +73,7 @@ def test_each_exchange_backward_but_the_first_is_filled(exchange, filled, pairs)
 
 @pytest.mark.parametrize("exchange", [0.25, 0.5, 1.0])
 def test_two_halves_of_a_batch_hide_all_but_the_turn(exchange):
-    """While half a layer is computed for one half, half an exchange of the other travels; only where the forward pass
-    turns, both halves' rows are on the way."""
+    """Only where the forward pass turns, both halves' rows are on the way."""
     times = alternating(6, exchange)
     found = planned("fifo", times, 2, hide="two_batches")
     assert found.period <= found.notes["compute"] + exchange
@@ -140,7 +139,7 @@ def test_where_nothing_is_left_the_order_is_the_policys():
 
 
 # --------------------------------------------------------------------------------------------------- exposed exchanges
-@settings(max_examples=drawn(30), deadline=None)
+@settings(max_examples=drawn(30))
 @given(times=STEPS, policy=st.sampled_from([*POLICIES, "no_overlap"]), hide=st.sampled_from(["none", "weights"]))
 def test_exposed_exchanges_are_the_time_that_they_alone_cost(times, policy, hide):
     """Without sums, a lane computes, or waits for an exchange."""

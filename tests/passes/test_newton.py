@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import refusal, run_json
-from test_sweeps import MLP, POLICIES, Mixing, Residual, Rows, X, Y, close, compared, depth, recorded
+from test_sweeps import MLP, POLICIES, RESIDUAL, Mixing, Rows, X, Y, close, compared, depth, recorded
 
 import minidl as ml
 from minidl import models, nn, ops
@@ -57,8 +57,7 @@ def activations(iterations: int, act: Any = ops.tanh) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("iterations", [1, 2, 4])
 def test_iterations_follow_newtons_rule(iterations: int) -> None:
-    """Against NumPy, which goes through each linear system from layer to layer. The last layers below the loss read the
-    result; each iteration makes one more layer exact."""
+    """Against NumPy, which goes from layer to layer; each iteration makes one more layer exact."""
     model, found = activations(iterations)
     weights = [(layer.weight.numpy(), layer.bias.numpy()) for layer in model.layers]
     z = [X @ weights[0][0].T + weights[0][1], *(np.zeros((4, n)) for n in WIDTHS[2:-2])]
@@ -111,7 +110,7 @@ WIDE = "a layer has 65 units, and products of Jacobians pay only up to 64"
 
 
 @pytest.mark.parametrize(("make", "why"), [
-    (lambda: models.mlp(12, 65, 65, 65, 4), WIDE), (Mixing, "mixes samples"), (Residual, "not a chain"),
+    (lambda: models.mlp(12, 65, 65, 65, 4), WIDE), (Mixing, "mixes samples"), (RESIDUAL, "not a chain"),
     (Rows, "not a chain"), (Dropping, "not a chain"), (lambda: models.mlp(12, 4), "not a chain")],
     ids=["wide", "sums", "norms", "rows", "skips", "one layer"])
 @pytest.mark.parametrize("way", [deeppcr, lambda draft: newton(draft, 2)], ids=["deeppcr", "newton"])

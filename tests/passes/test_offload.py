@@ -55,9 +55,7 @@ class Net(nn.Module):
 
 
 def recorded(model: Any, x: Any = EXAMPLE[0], y: Any = EXAMPLE[1], optimizer: Any = optim.Adam) -> TaskGraph:
-    opt = optimizer(model.parameters(), 0.01)
-
-    return ml.record(classified(model, opt), x, y)
+    return ml.record(classified(model, optimizer(model.parameters(), 0.01)), x, y)
 
 
 def batches(steps: int = 3) -> list[Any]:
@@ -223,12 +221,8 @@ def test_copies_take_the_time_of_their_link():
         replace(cost, far=None).durations(graph)
 
 
-def test_the_measured_link_is_saved_with_the_costs(tmp_path: Path):
-    link = measure_far(cpu())
-    assert link.bandwidth > 0
-    cost = ml.CostModel(kinds={"F": 1.0}, far=link)
-    cost.save(tmp_path / "costs.json")
-    assert ml.CostModel.load(tmp_path / "costs.json") == cost
+def test_the_link_to_far_memory_is_measured():
+    assert measure_far(cpu()).bandwidth > 0
 
 
 @pytest.mark.parametrize(("policy", "optimizer", "ranks", "what", "why"), [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import SMALL, edge_pairs, network, planned_graphs, recorded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import minidl as ml
@@ -64,7 +64,6 @@ def test_a_parameter_that_the_step_returns_still_carries_over():
 
 
 @given(planned_graphs(tasks=8, buffers=4), st.integers(1, 4))
-@settings(deadline=None)
 def test_an_unrolled_graph_is_the_tasks_in_a_row(graph, iterations):
     """Its edges are those of the same tasks written one after the other on the same buffers."""
     unrolled = ml.unroll(graph, iterations)
@@ -81,7 +80,6 @@ def test_an_unrolled_graph_is_the_tasks_in_a_row(graph, iterations):
 
 
 @given(planned_graphs(tasks=8, buffers=4), st.integers(1, 4), st.integers(1, 3))
-@settings(deadline=None)
 def test_renaming_only_takes_edges_between_iterations_away(graph, iterations, copies):
     unrolled = ml.unroll(graph, iterations)
     renamed = ml.rename(unrolled, copies)

@@ -39,24 +39,20 @@ def test_bits_and_running_statistics_are_those_of_the_plain_step(dropped: Any, p
     assert len(again[2]) > len(plain)
 
 
-def test_each_r_runs_just_before_its_first_reader():
-    graph = trained(range(9))[2]
-    names = [t.name for t in graph]
-    for t in graph:
+def test_each_r_runs_just_before_its_first_reader_and_touches_no_state_that_its_forward_changes():
+    """If it read one, the next micro-batch's forward would have to come after R. What the step returns is kept."""
+    graph = trained(range(20))[2]
+    tasks, names = list(graph), [t.name for t in graph]
+    for t in tasks:
         if t.kind == Kind.R:
             made = {b.index for b in t.writes}
-            first = next(u for u in list(graph)[t.index + 1:] if made & {b.index for b in u.reads})
-            assert {u.kind for u in list(graph)[t.index + 1 : first.index]} <= {Kind.R}, (t.name, names)
+            first = next(u for u in tasks[t.index + 1 :] if made & {b.index for b in u.reads})
+            assert {u.kind for u in tasks[t.index + 1 : first.index]} <= {Kind.R}, (t.name, names)
             assert f"{t.unit}F0" in names
-
-
-def test_states_that_a_forward_changes_are_neither_written_nor_read_again():
-    """If they were read, the next micro-batch's forward would have to come after R."""
-    graph = trained(range(9))[2]
-    for t in (t for t in graph if t.kind == Kind.R):
-        changed = {b.name for b in graph[f"{t.unit}F{t.micro_batch}"].writes if b.role.persistent}
-        assert not any(b.role.persistent for b in t.writes)
-        assert not changed & {b.name for b in t.reads}
+            changed = {b.name for b in graph[f"{t.unit}F{t.micro_batch}"].writes if b.role.persistent}
+            assert not any(b.role.persistent for b in t.writes)
+            assert not changed & {b.name for b in t.reads}
+    assert f"{max(t.unit for t in tasks if t.kind == Kind.F)}R0" not in names
 
 
 def test_statistics_that_change_before_the_second_run_are_read_only_once():
@@ -85,12 +81,6 @@ def test_statistics_that_change_before_the_second_run_are_read_only_once():
         return {name: a.tobytes() for name, a in model.state_dict().items()}
 
     assert weights_after(()) == weights_after(range(20))
-
-
-def test_what_the_step_returns_is_kept():
-    graph = trained(range(20))[2]
-    loss = max(t.unit for t in graph if t.kind == Kind.F)
-    assert f"{loss}R0" not in [t.name for t in graph]
 
 
 @pytest.mark.few(2)

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import refusal, run, run_json
-from helpers import deadline
+from helpers import together
 from rank_runs import CLASSES, WIDTH, check
 
 import minidl as ml
 from minidl import nn, ops
 from minidl.autograd.tape import use
 from minidl.plans.memory import MemoryLimitError, lifetimes
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.training import checkpoint
 from minidl.training.job import Job
 from minidl.training.rank_trainer import RankTrainer
@@ -27,21 +26,10 @@ CONV = {"model": "resnet20", "model_args": {"width": 2}, "batch_size": 4, "optim
 GPT = {"model": "gpt", "model_args": {"preset": "tiny"}, "batch_size": 12}
 
 
-def run_to_the_end(trainer: RankTrainer, steps: int, save: Path | None) -> None:
-    """Trains, shares states in the midst of it, and saves a checkpoint on rank 0."""
-    for step in range(steps):
-        trainer.step()
-        if step == 0:
-            trainer.share()
-    trainer.finish()
-    recorded = trainer.recorded
-    if save is not None and trainer.communicator.rank == 0:
-        checkpoint.save(save, recorded.model, recorded.optimizer, step=steps, loader=recorded.train_data)
-
-
 def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = None, save: Path | None = None
             ) -> list[tuple[str, dict[str, bytes], int]]:
-    """Of each rank the parameters' hash, rank 0's whole states, and the bytes that it has allocated."""
+    """Of each rank the parameters' hash, rank 0's whole states, and the bytes that it has allocated. States are shared
+    in the midst of the training, and rank 0 saves a checkpoint."""
     task = Job(**{"optimizer": "adamw", "scheduler": "barrier", **job}, parallel="data")
     every = [Recorded(task, rank, ranks) for rank in range(ranks)]
 
@@ -51,7 +39,13 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
             with use(recorded.tape):
                 checkpoint.load(load, recorded.model, recorded.optimizer, loader=recorded.train_data)
         trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (1.0, 0.001))
-        run_to_the_end(trainer, steps, save)
+        for step in range(steps):
+            trainer.step()
+            if step == 0:
+                trainer.share()
+        trainer.finish()
+        if save is not None and communicator.rank == 0:
+            checkpoint.save(save, recorded.model, recorded.optimizer, step=steps, loader=recorded.train_data)
         held = sum(len(m) for m in [trainer.run._body[0].bound.arena, *trainer.run._body[0].bound.persistent])
         assert held == trainer.program.peak_bytes
         states = {}
@@ -60,8 +54,7 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
                 states = {name: t.numpy().tobytes() for name, t in recorded.optimizer.named_tensors()}
         return trainer.params_sha256(), states, held
 
-    with deadline():
-        return run_ranks(ranks, work)
+    return together(ranks, work)
 
 
 @pytest.mark.few(3)
@@ -70,7 +63,7 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
     (2, {"scheduler": "buckets"}), (2, {"scheduler": "no_overlap", "recompute": "all", "clip": 0.5}),
     (3, {"micro_batches": 2, "clip": 0.5}),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (2, {}), (2, {"optimizer": "sgd"}), (2, {"dtype": "float64"}), (2, GPT), (2, CONV),
+        (2, {"optimizer": "sgd"}), (2, {"dtype": "float64"}), (2, CONV),
         (4, {**GPT, "model_args": {"preset": "tiny", "dropout": 0.1}, "scheduler": "buckets", "micro_batches": 3,
              "recompute": "all", "clip": 0.5})))], ids=str)
 def test_bits_and_states_are_those_of_ranks_that_update_everything(ranks: int, job: dict[str, Any]):
@@ -83,7 +76,7 @@ def test_bits_and_states_are_those_of_ranks_that_update_everything(ranks: int, j
 
 def test_a_checkpoint_is_whole_and_loads_on_any_number_of_ranks_and_level(tmp_path: Path):
     whole = trained(2, 4, SMALL)[0][:2]
-    for saved, loaded in ((1, 0), (3, 1), (0, 3), (3, 3)):
+    for saved, loaded in ((1, 0), (0, 3), (3, 1)):
         file = tmp_path / f"{saved} {loaded}"
         trained(2, 2, {**SMALL, "shard": saved}, save=file)
         assert trained(2, 2, {**SMALL, "shard": loaded}, load=file)[0][:2] == whole
@@ -139,10 +132,9 @@ def test_shares_of_arrays_of_any_size_meet_again():
         return own
 
     wanted = [(a + b + c) * np.float32(1 / 3) for a, b, c in zip(*values, strict=True)]
-    with deadline():
-        for found in run_ranks(3, work):
-            for a, b in zip(found, wanted, strict=True):
-                np.testing.assert_array_equal(a, b)
+    for found in together(3, work):
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.few(1)
