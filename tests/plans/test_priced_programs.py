@@ -27,7 +27,7 @@ def planned(name: str, ranks: int, link: Link) -> ml.Plan:
     return ml.plan(GRAPH, name, replace(CostModel.analytic(), link=link), ml.Machine(ranks))
 
 
-@settings(max_examples=drawn(30), deadline=None)
+@settings(max_examples=drawn(30))
 @given(st.sampled_from(POLICIES), st.sampled_from([2, 4]), st.sampled_from([Link(), Link(7.0), Link(3.0, 50.0)]))
 def test_an_iteration_of_all_programs_costs_what_the_plan_with_messages_does(name, ranks, link):
     plan = planned(name, ranks, link)

@@ -18,6 +18,7 @@ from minidl.core.tasks import Kind
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import Cross
 from minidl.pricing.memory import Memory
+from minidl.pricing.sms import Sms
 
 GRAPH = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("1O0", "b", "c"), ("1W0", "b", "d"),
                 ("0B0", "c", "e"), ("0U0", "e", ""))
@@ -94,7 +95,8 @@ def test_json_round_trip(tmp_path_factory, tasks, kinds, latency, launch, sync, 
     cost = CostModel(tasks, kinds, Link(latency, bandwidth), launch, sync, source="measured", unit="ms", device="a CPU",
                      links={"0->1": Link(sync, bandwidth), "12->0": Link()}, cores=2, spin=1.0, doze=launch, wake=3.0,
                      cross=Cross(sync, latency), far=Link(latency, bandwidth), sizes={"layers": [1, 2]},
-                     corun=CoRun({"0F0": "a"}, {"a": {"a": 1.5}}), memory=Memory(2.0 + latency, 3.0, 4, 5))
+                     corun=CoRun({"0F0": "a"}, {"a": {"a": 1.5}}, "estimated", {"a": [0.5, 0.25]}, 1.5),
+                     memory=Memory(2.0 + latency, 3.0, 4, 5), sms=Sms(128, 8, [32, 64], {"0F0": [3.0, 2.0]}, side=32))
     cost.save(path)
     assert CostModel.load(path) == cost
 

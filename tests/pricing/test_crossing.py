@@ -60,7 +60,7 @@ def by_definition(graph, schedule):
     return found
 
 
-@settings(max_examples=drawn(150), deadline=None)
+@settings(max_examples=drawn(150))
 @given(scheduled_graphs(ranks=2))
 def test_a_task_pays_for_what_another_lane_has_touched(scenario):
     graph, schedule = scenario
@@ -84,17 +84,8 @@ def test_one_lane_pays_nothing_and_cheap_tasks_stay_together():
     assert chosen.timeline.makespan <= simulate(graph, one, dear).makespan
 
 
-@pytest.fixture(params=devices.LANES)
-def device(request):
-    if request.param == "native" and devices.no_native_lanes():
-        pytest.skip(devices.no_native_lanes())
-    device = devices.CPU()
-    device.set_lanes(request.param)
-    return device
-
-
-def test_what_lanes_cost_each_other_is_measured(device):
-    before = os.sched_getaffinity(0)
+def test_what_lanes_cost_each_other_is_measured(both_lanes):
+    device, before = devices.CPU(), os.sched_getaffinity(0)
     found = measure_lanes.measure_lanes(device)
     assert os.sched_getaffinity(0) == before
     assert found["cores"] == len(before)
@@ -107,7 +98,8 @@ def test_what_lanes_cost_each_other_is_measured(device):
     ml.CostModel(**found)
 
 
-def test_where_two_lanes_share_a_core_crossing_is_assumed_and_not_0(device):
+def test_where_two_lanes_share_a_core_crossing_is_assumed_and_not_0(both_lanes):
+    device = devices.CPU()
     assert measure_lanes.measure_cross(device, (0,)) == measure_lanes.ASSUMED
     assert measure_lanes.ASSUMED.read > 0
     sync, wake = measure_lanes.measure_hand_over(device, ())

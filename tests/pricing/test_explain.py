@@ -1,5 +1,4 @@
-"""When a task must end: a task that ends so much later makes the step no longer, and one that ends later still does.
-Each wait is for data or for the order alone; without such an order the task starts at once."""
+"""A task may end later by its slack and no more; each wait is for data, or for the order alone."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def check(graph, schedule, cost):
         assert makespan(slack + 1) == pytest.approx(whole + 1), name
 
 
-@settings(max_examples=drawn(40), deadline=None)
+@settings(max_examples=drawn(40))
 @given(scheduled_graphs(tasks=8, ranks=2), st.lists(st.integers(0, 3), min_size=8, max_size=8), st.integers(0, 4),
        st.integers(0, 2))
 def test_a_task_may_end_later_by_its_slack_and_no_more(pair, durations, latency, sync):
@@ -109,7 +108,7 @@ def check_waits(graph, schedule, cost):
                 assert wait.idle == pytest.approx(float(length[~works & inside].sum()), abs=1e-9)
 
 
-@settings(max_examples=drawn(40), deadline=None)
+@settings(max_examples=drawn(40))
 @given(scheduled_graphs(tasks=8, ranks=2), st.lists(st.integers(0, 3), min_size=8, max_size=8), st.integers(0, 4))
 def test_a_wait_is_for_data_or_by_the_order_alone(pair, durations, latency):
     graph, schedule = pair

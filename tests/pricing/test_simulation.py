@@ -148,7 +148,7 @@ def scenarios(draw):
 
 
 @given(scenarios(), st.integers(1, 4), st.booleans())
-@settings(deadline=None, max_examples=drawn(300))
+@settings(max_examples=drawn(300))
 def test_times_are_those_of_a_simulation_event_by_event(scenario, iterations, carries):
     graph, schedule, cost = scenario
     carried = Carried.of(graph) if carries else Carried()
@@ -176,7 +176,7 @@ def test_times_are_those_of_a_simulation_event_by_event(scenario, iterations, ca
 
 
 @given(scenarios(), st.integers(1, 5))
-@settings(deadline=None, max_examples=drawn(100))
+@settings(max_examples=drawn(100))
 def test_iterations_are_those_of_the_unrolled_graph(scenario, iterations):
     graph, schedule, cost = scenario
     schedule = Schedule(schedule.lanes, schedule.ptr, schedule.keys)
@@ -191,7 +191,7 @@ def test_iterations_are_those_of_the_unrolled_graph(scenario, iterations):
 
 
 @given(scenarios())
-@settings(deadline=None, max_examples=drawn(100))
+@settings(max_examples=drawn(100))
 def test_the_period_is_what_many_iterations_tend_to(scenario):
     graph, schedule, cost = scenario
     lanes = Lanes.of(graph, schedule)
@@ -208,16 +208,8 @@ def test_the_period_is_what_many_iterations_tend_to(scenario):
     assert exact <= period * 1.02  # nothing ends earlier because it is slowed down
 
 
-def test_two_lanes_that_have_nothing_to_do_with_each_other_go_on_at_their_own_pace():
-    graph = planned(("0F0", "", "a"), ("1F0", "", "b"))
-    lanes = Lanes.of_tasks([[0], [1]])
-    clock = Clock.of(graph, CostModel(tasks={"0F0": 2.0, "1F0": 5.0}), lanes, Carried.of(graph))
-    assert clock.period(lanes) == 5
-    assert clock.ends(lanes, 3).tolist() == [5, 10, 15]
-
-
 @given(st.data())
-@settings(deadline=None, max_examples=drawn(60))
+@settings(max_examples=drawn(60))
 def test_what_a_loop_carries_is_what_its_bodies_in_a_row_say(data):
     """Also where two bodies take turns, each with a copy of its own of some buffers."""
     graph, schedule = data.draw(scheduled_graphs(tasks=8, lanes=3))

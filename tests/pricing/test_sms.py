@@ -1,5 +1,4 @@
-"""Times over the SMs of a GPU, and lanes that divide them: the formula, predictions, and the share that multi_region
-chooses."""
+"""Times over the SMs of a GPU, and lanes that divide them: formula, predictions, the share that is chosen."""
 
 from __future__ import annotations
 
@@ -7,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import classified
+from helpers import recorded_classifier
 from hypothesis import given
 from hypothesis import strategies as st
 
-import minidl as ml
-from minidl import data, models, optim, schedulers
+from minidl import models, optim, schedulers
 from minidl.core.machine import PlanError
 from minidl.core.schedule import SIDE, Schedule, ScheduleError
 from minidl.core.tasks import Kind
@@ -22,16 +20,10 @@ from minidl.pricing.simulation import times
 from minidl.pricing.sms import Sms
 
 
-def recorded():
-    model = models.create("mlp", hidden=24)
-    size, _, channels = model.input_shape
-    batch = next(data.load("digits", batch_size=4, image_size=size, channels=channels, classes=10))
-    return ml.record(classified(model, optim.SGD(model.parameters(), lr=0.1)), *batch)
-
-
 @pytest.fixture(scope="module")
 def step():
-    graph = recorded()
+    model = models.mlp(64, 24, 24, 10)
+    graph = recorded_classifier(model, optim.SGD(model.parameters(), lr=0.1), 4, 64)
     return graph, CostModel(kinds=dict.fromkeys(("F", "O", "W", "U"), 10.0))
 
 
@@ -91,15 +83,6 @@ def test_each_lane_has_the_times_of_its_share(step):
     np.testing.assert_allclose(took[~aside], 10 * sms.factors(graph, 96)[0])
     plain = times(graph, order, replace(cost, sms=replace(sms, side=0)))
     np.testing.assert_allclose(plain.end - plain.start, 10.0)
-
-
-def test_costs_with_shares_are_saved_and_loaded(step, tmp_path):
-    graph, cost = step
-    cost = replace(cost, sms=replace(table(graph, 3.0, 2.0), side=32))
-    cost.save(tmp_path / "costs.json")
-    found = CostModel.load(tmp_path / "costs.json")
-    np.testing.assert_array_equal(found.sms.factors(graph, 40), cost.sms.factors(graph, 40))
-    assert (found.sms.side, found.sms.total) == (32, 128)
 
 
 def test_lanes_that_divide_the_sms_share_the_bandwidth_alone(step):

@@ -1,5 +1,4 @@
-"""Topologies: sums against their steps played one by one; shares of rails and links of pipelines against a count over
-all ranks."""
+"""Topologies: sums against their steps played one by one; shares and links against a count over all ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def played(shape: str, of: Topology) -> float:
 
 
 @pytest.mark.parametrize("shape", ["hierarchical", "halving"])
-@settings(max_examples=drawn(40), deadline=None)
+@settings(max_examples=drawn(40))
 @given(POWER, POWER, LINK, LINK, POWER)
 def test_sums_take_as_long_as_their_steps(shape: str, nodes: int, size: int, inside: Link, across: Link,
                                           rails: int) -> None:
@@ -74,7 +73,7 @@ def test_sums_take_as_long_as_their_steps(shape: str, nodes: int, size: int, ins
     assert found == pytest.approx(played(shape, topology) if nodes * size > 1 else 0)
 
 
-@settings(max_examples=drawn(40), deadline=None)
+@settings(max_examples=drawn(40))
 @given(POWER, POWER, LINK, LINK)
 def test_a_ring_is_bounded_by_its_steps(nodes: int, size: int, inside: Link, across: Link) -> None:
     """The formula adds the largest latency and the lowest rate; a step meets both only if one link has both."""
@@ -96,7 +95,7 @@ def test_one_level_is_the_plain_formula(shape: str) -> None:
     assert Collective(1, link, shape).time(BYTES) == 0
 
 
-@settings(max_examples=drawn(150), deadline=None)
+@settings(max_examples=drawn(150))
 @given(POWER, POWER, POWER, POWER, st.sampled_from(FILLS))
 def test_shares_and_links_are_those_of_all_ranks_by_number(ranks: int, replicas: int, nodes: int, rails: int,
                                                            fill: str) -> None:
