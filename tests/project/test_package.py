@@ -32,11 +32,6 @@ def fresh_python(folder):
     return folder / "bin" / "python"
 
 
-def test_top_level_folders_are_links_inside_the_package():
-    for name in ("kernels", "schedulers", "models"):
-        assert (ROOT / "minidl" / name).resolve() == (ROOT / name).resolve()
-
-
 @pytest.mark.slow
 def test_python_in_the_folder_that_the_clone_lies_in_finds_the_package(tmp_path):
     """Not the clone itself, as a package without content."""

@@ -1,5 +1,4 @@
-"""What tests that are skipped say, and that none hides where every extra is installed: a run of pytest
-with our conftest."""
+"""What skipped tests say, and that none hides where every extra is installed: pytest with our conftest."""
 
 from __future__ import annotations
 
