@@ -1,5 +1,4 @@
-"""Ranks in one process: every schedule gives the same bits on every rank, those of one process with a larger batch;
-failures end every rank with one error; reading parameters shows what synchronous training leaves."""
+"""Ranks in one process: every schedule leaves the bits of one process; failures end every rank with one error."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import bits, deadline, drawn, replace_call
+from helpers import bits, drawn, replace_call, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_runs import CLASSES, STEPS, WIDTH, check, prepared
@@ -21,7 +20,7 @@ from minidl.core.tasks import Kind
 from minidl.passes.rewrite import gradients
 from minidl.runtime.comm import SLOTS, Host, RankError
 from minidl.runtime.comm.flight import Entry, Flight
-from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.comm.loopback import LoopBack
 from minidl.runtime.executors import DistributedExecutor, TaskError
 
 
@@ -58,8 +57,7 @@ def on_ranks(own, before=nothing, after=nothing, *, schedule=None, trace=False, 
             run.close()
         return bits(*network.model.parameters()), run
 
-    with deadline():
-        return run_ranks(len(own), work)
+    return together(len(own), work)
 
 
 def trained(*arguments, **more):
@@ -69,8 +67,8 @@ def trained(*arguments, **more):
 
 # --------------------------------------------------------------------------------------------------------------- bits
 @pytest.mark.few(1)
-@pytest.mark.parametrize("more", [{}, {"optimizer": "adam"}, {"clip": 0.05}, {"norm": True}], ids=str)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(("ranks", "more"), [
+    (2, {"optimizer": "adam"}), (1, {}), (2, {"norm": True}), (3, {"clip": 0.05}), (4, {"optimizer": "adam"})], ids=str)
 def test_every_schedule_gives_the_bits_of_one_process_with_the_whole_batch(ranks, more):
     for name in schedulers.names("data", exact=True):
         check(of(name, ranks, **more))
@@ -114,8 +112,7 @@ def test_programs_that_take_turns_keep_their_sums_apart():
             run.close()
         return {norm: bits(*network.model.parameters()) for norm, (network, _) in mine.items()}
 
-    with deadline():
-        found = run_ranks(2, work)
+    found = together(2, work)
     for norm in own:
         assert [f[norm] for f in found] == trained("reverse_first_k", norm=norm)
 
@@ -157,7 +154,7 @@ def test_a_learning_rate_may_be_set_before_every_step(name):
     assert wanted != trained(name)
 
 
-@settings(max_examples=drawn(15), deadline=None)
+@settings(max_examples=drawn(15))
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), ranks=st.integers(1, 5),
        credit=st.sampled_from([1, 100, 10**6]), scatter=st.booleans())
 def test_a_sum_is_taken_in_rank_order_however_it_is_cut(sizes, ranks, credit, scatter):
@@ -182,9 +179,8 @@ def test_a_sum_is_taken_in_rank_order_however_it_is_cut(sizes, ranks, credit, sc
         assert sorted(set(ended)) == list(range(len(groups)))
         return mine
 
-    with deadline():
-        for result in run_ranks(ranks, work):
-            np.testing.assert_array_equal(result, wanted)
+    for result in together(ranks, work):
+        np.testing.assert_array_equal(result, wanted)
 
 
 def test_a_credit_bounds_what_is_in_flight():
@@ -202,13 +198,12 @@ def test_a_credit_bounds_what_is_in_flight():
             flight.submit(Entry(i, communicator.bind(Kind.A, Host(communicator, [array]), i % SLOTS), i % SLOTS, 40))
         flight.drain()
 
-    with deadline():
-        run_ranks(2, work)
+    together(2, work)
     assert 40 <= max(most) <= 100
 
 
 def test_gather_is_in_rank_order():
-    assert run_ranks(3, lambda c: (c.gather(c.rank * 2), c.gather("x"))) == [([0, 2, 4], ["x"] * 3)] * 3
+    assert together(3, lambda c: (c.gather(c.rank * 2), c.gather("x"))) == [([0, 2, 4], ["x"] * 3)] * 3
 
 
 # ----------------------------------------------------------------------------------------------------------- failures

@@ -1,5 +1,4 @@
-"""Runs that stand still: each rank writes what it waits for, and all files together name the reason. The verdicts on
-given states are in tests/core/test_verdicts.py."""
+"""Runs that stand still: all ranks' files together name the reason. core/test_verdicts.py has given states."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import test_hangs
-from helpers import IMPORTABLE, PATIENCE, ROOT, classified, deadline, until
+from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, recorded_classifier, until
 from launcher import MPIEXEC, under_mpi
 
 import minidl as ml
@@ -27,7 +26,6 @@ from minidl.core import standstill
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.standstill import Doing, Found, verdict
 from minidl.core.tasks import SENDS
-from minidl.devices.device import CPU
 from minidl.plans.program import lower
 from minidl.runtime import runtime as runtimes
 from minidl.runtime.comm import RankError, Standstill
@@ -61,8 +59,7 @@ def gated(monkeypatch: Any, task: str, rank: int = 0) -> Iterator[threading.Even
 
 
 def judged_once(folder: Path, ranks: int, kind: str, words: str = "") -> Found:
-    """Waits until so many ranks have answered one call, and the verdict is of this kind and has these words; returns
-    the files' content."""
+    """The files' content once so many ranks have answered one call, and the verdict has this kind and these words."""
     seen: list[Found] = []
 
     def answered() -> bool:
@@ -95,29 +92,21 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 def recorded() -> Any:
     ml.seed(1)
     model = models.mlp(12, 16, 16, 5)
-    opt = optim.SGD(model.parameters(), 0.05)
-
-    draw = np.random.default_rng(0)
-    inputs = draw.standard_normal((8, 12)).astype("f"), draw.integers(0, 5, 8)
-    return model, ml.record(classified(model, opt), *inputs), inputs
+    return recorded_classifier(model, optim.SGD(model.parameters(), 0.05), 8, 12)
 
 
-def on_cpu(lanes: str) -> CPU:
-    device = CPU()
-    device.set_lanes(lanes)
-    return device
+INPUTS = np.ones((8, 12), np.float32), np.arange(8) % 5
 
 
-@pytest.mark.parametrize("lanes", ["native", "python"])
-def test_a_lane_that_hangs_is_named_with_its_task(monkeypatch: Any, tmp_path: Path, lanes: str) -> None:
+def test_a_lane_that_hangs_is_named_with_its_task(monkeypatch: Any, tmp_path: Path, both_lanes: str) -> None:
     with gated(monkeypatch, "2W0") as gate:
-        _, graph, inputs = recorded()
+        graph = recorded()
         names = [graph.name(t) for t in range(len(graph))]
         late = [n for n in names if "W" in n or "U" in n]
         schedule = Schedule.from_names({Lane(0): [n for n in names if n not in late], Lane(0, "side"): late})
-        run = Runtime(lower(graph, schedule), device=on_cpu(lanes), watched=True)
+        run = Runtime(lower(graph, schedule), watched=True)
         with Watcher(tmp_path, LOOK, lambda: run, None):
-            thread, ended = in_thread(lambda: run(*inputs))
+            thread, ended = in_thread(lambda: run(*INPUTS))
             seen = judged_once(tmp_path, 1, "slow")
             gate.set()
             thread.join()
@@ -132,21 +121,19 @@ def test_a_lane_that_hangs_is_named_with_its_task(monkeypatch: Any, tmp_path: Pa
     assert not isinstance(ended[0], BaseException), ended
 
 
-def test_lanes_say_that_they_have_ended() -> None:
-    _, graph, inputs = recorded()
-    for lanes in ("native", "python"):
-        run = Runtime(lower(graph, Schedule.from_names({Lane(0): [graph.name(t) for t in range(len(graph))]})),
-                      device=on_cpu(lanes), watched=True)
-        assert run.doing() == Doing()
-        run(*inputs)
-        for _ in range(2):
-            run(*inputs)
-            ready = run._present
-            assert ready is not None
-            assert ready.lanes.where()[0][0] == 3 * len(graph)
-            assert [lane.state for lane in run.doing().lanes] == ["ended"]
-        assert run.timeline is None
-        run.close()
+def test_lanes_say_that_they_have_ended(both_lanes: str) -> None:
+    graph = recorded()
+    run = Runtime(lower(graph, Schedule.of(graph, {Lane(0): range(len(graph))})), watched=True)
+    assert run.doing() == Doing()
+    run(*INPUTS)
+    for _ in range(2):
+        run(*INPUTS)
+        ready = run._present
+        assert ready is not None
+        assert ready.lanes.where()[0][0] == 3 * len(graph)
+        assert [lane.state for lane in run.doing().lanes] == ["ended"]
+    assert run.timeline is None
+    run.close()
 
 
 @contextmanager
@@ -219,15 +206,15 @@ def test_a_message_that_is_lost_is_named_also_after_the_run_has_ended(monkeypatc
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(40))
-def test_any_message_of_a_random_pipeline_that_is_lost_is_named(monkeypatch: Any, tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    name, ranks = draw.choice(["gpipe", "one_f_one_b", "zb_h1", "interleaved", "hanayo"]), draw.choice([2, 4])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "interleaved", "hanayo"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_any_message_of_a_pipeline_that_is_lost_is_named(monkeypatch: Any, tmp_path: Path, name: str, ranks: int
+                                                         ) -> None:
     own = test_hangs.planned(name, ranks, 4)
     parts = [lower(*own[rank][1].with_messages, ranks=ranks, rank=rank).body[0].graph for rank in range(ranks)]
     messages = [(rank, graph.name(t), dict(graph.launches[t][0].constants)["message"])
                 for rank, graph in enumerate(parts) for t in range(len(graph)) if graph.kind[t] in SENDS]
-    sender, task, message = draw.choice(messages)
+    sender, task, message = random.Random(name).choice(messages)
     lose(monkeypatch, sender, message, 0.7)
 
     def work(communicator: Any) -> None:
@@ -401,6 +388,7 @@ def test_a_signal_to_one_rank_of_mpi_asks_all(tmp_path: Path) -> None:
 
 
 @under_mpi
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "expected"), [("stop", "silent"), ("endless", "slow")])
 def test_ranks_of_mpi(tmp_path: Path, kind: str, expected: str) -> None:
     folder = tmp_path / "files"
