@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import SMALL, Case, bits, cases, deadline, drawn, recorded
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
 from minidl.core.tasks import Kind
 from minidl.runtime.checking import random_schedule
-from minidl.runtime.executors import CheckingExecutor, SequentialExecutor, StreamExecutor, random_order
+from minidl.runtime.executors import CheckingExecutor, SequentialExecutor, StreamExecutor
 
 
-@settings(max_examples=drawn(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=drawn(40))
 @given(case=cases(), lanes=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_a_random_network_trains_alike_eagerly_recorded_streamed_and_checked(case, lanes, seed):
     def arranged(graph):
@@ -31,7 +31,7 @@ def test_a_random_network_trains_alike_eagerly_recorded_streamed_and_checked(cas
 ARMS = {"in_order": schedulers.in_order, "multi_stream": schedulers.multi_stream,
         "multi_stream of 3": lambda graph: schedulers.multi_stream(graph, streams=3),
         **{f"random {seed}": lambda graph, seed=seed: random_schedule(graph, 3, np.random.default_rng(seed))
-           for seed in range(5)}}
+           for seed in range(2)}}
 
 
 @pytest.mark.few(3)
@@ -160,71 +160,35 @@ def test_the_gradient_of_a_dropout_has_its_mask_also_after_an_update(recorded):
     np.testing.assert_array_equal(g.numpy(), y.numpy().sum(axis=0))
 
 
-def _two_optimizers(model, first, second):
-    def step(x):
-        loss = model(x).sum()
-        loss.backward()
-        first.step()
-        second.step()
-        return loss
-
-    return step, ["0U0 (sequential/0/linear)", "2U0 (sequential/2/linear)", "6U0 (sequential/0/linear (2))",
-                  "7U0 (sequential/2/linear (2))"]
-
-
-def _two_backwards(model, first, second):
-    def step(x):
-        hidden = model(x)
-        hidden.sum().backward(retain_graph=True)
-        (hidden * hidden).sum().backward()
-        first.step()
-        second.step()
-
-    return step, ["8W0 (sequential/2/linear (2))", "8O0 (sequential/2/linear (2))", "9O0 (sequential/1/tanh (2))",
-                  "10W0 (sequential/0/linear (2))"]
-
-
-def _two_updates(model, first, second):
-    def step(x):
-        for factor in (1.0, 0.5):
-            with ml.micro_batch(0):
-                loss = (model(x) * factor).sum()
-                loss.backward()
-                first.step()
-                second.step()
-        return loss
-
-    return step, ["0U0 (sequential/0/linear)", "7U0 (sequential/0/linear (2))", "9W0 (sequential/0/linear)",
-                  "9U0 (sequential/0/linear)"]
-
-
-def _around_micro_batches(model, first, second):
-    def step(x):
-        x = x * 2.0
-        total = None
-        for m in range(2):
-            with ml.micro_batch(m):
-                loss = model(x).sum()
-                (loss * loss).backward(retain_graph=True)
-                loss.backward()
-            total = loss if total is None else total + loss
-        first.step()
-        second.step()
-        return total * 0.5
-
-    return step, ["0F0 (scale)", "1F0 (sequential/0/linear)", "10W0 (sequential/0/linear (2))",
-                  "1F1 (sequential/0/linear)", "10W1 (sequential/0/linear (2))"]
-
-
-@pytest.mark.parametrize("make", [_two_optimizers, _two_backwards, _two_updates, _around_micro_batches])
-def test_every_task_of_a_step_has_a_name_of_its_own(make):
-    """Weights and biases in two optimizers, two backward passes over a trunk, two updates, ops beside micro-batches."""
+@pytest.mark.parametrize(("updates", "micro_batches", "twice", "some"), [
+    (1, 1, False, ["1U0 (0/linear)", "3U0 (2/linear)", "7U0 (0/linear (2))", "8U0 (2/linear (2))"]),
+    (1, 1, True, ["8W0 (2/linear (2))", "8O0 (2/linear (2))", "9O0 (1/tanh (2))", "10W0 (0/linear (2))"]),
+    (2, 1, False, ["1U0 (0/linear)", "7U0 (0/linear (2))", "9W0 (0/linear)", "9U0 (0/linear)"]),
+    (1, 2, True, ["0F0 (scale)", "1F0 (0/linear)", "10W0 (0/linear (2))", "1F1 (0/linear)", "10W1 (0/linear (2))"])])
+def test_every_task_of_a_step_has_a_name_of_its_own(updates, micro_batches, twice, some):
+    """Weights and biases in two optimizers, several backward passes and updates, ops beside micro-batches."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     weights, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
-    step, expected = make(model, optim.SGD(weights, 0.1, 0.9, weight_decay=0.1), optim.Adam(biases, 0.1))
+    optimizers = optim.SGD(weights, 0.1, 0.9, weight_decay=0.1), optim.Adam(biases, 0.1)
+
+    def step(x):
+        x = x * 2.0
+        for _ in range(updates):
+            total = None
+            for m in range(micro_batches):
+                with ml.micro_batch(m):
+                    loss = model(x).sum()
+                    if twice:
+                        (loss * loss).backward(retain_graph=True)
+                    loss.backward()
+                total = loss if total is None else total + loss
+            for optimizer in optimizers:
+                optimizer.step()
+        return total * 0.5
+
     graph = ml.record(step, np.zeros((2, 3), np.float32))
     assert len({task.name for task in graph}) == len(graph)
-    assert [task.label for task in graph if task.label in expected] == expected
+    assert [label for task in graph if (label := task.label.replace("sequential/", "")) in some] == some
 
 
 def test_a_step_that_leaves_a_gradient_to_its_next_run_is_refused():
@@ -287,16 +251,6 @@ def test_a_step_may_return_nothing_an_input_or_a_view_and_what_it_returns_is_the
             out = run(x)
             run(x + 7)
             assert (out is None) if expected is None else np.array_equal(out.numpy(), expected)
-
-
-@given(seed=st.integers(0, 2**31), lanes=st.integers(1, 4))
-@settings(max_examples=drawn(25), deadline=None)
-def test_random_orders_and_schedules_are_legal(seed, lanes):
-    graph = recorded(Case(("linear", "residual", "tied", "tied"), seed=1))
-    schedule = random_schedule(graph, lanes, np.random.default_rng(seed)).validate(graph)
-    place = np.argsort(random_order(graph, schedule, schedule.waits(graph), np.random.default_rng(seed)))
-    assert sorted(place.tolist()) == list(range(len(graph)))
-    assert (place[graph.preds.ids] < place[graph.preds.row_of_each()]).all()
 
 
 @pytest.mark.parametrize(("early", "kept"), [(2e-7, True), (1e-3, False)])

@@ -1,5 +1,4 @@
-"""What an executor cannot do ends with an error: a step in a forked child, two steps at once, a step within a step, a
-step after it is closed."""
+"""An executor cannot step in a forked child, twice at once, within a step, or after it is closed."""
 
 from __future__ import annotations
 

@@ -95,7 +95,6 @@ def test_memory_that_is_taken_over_too_early_is_noticed(stages):
     free = may_share(graph, schedule)
     size = ml.plans.memory.rounded(np.array([s.bytes for s in graph.storages]))
     users = graph.storage_users
-    wrong = 0
     placed = (plan.offset >= 0) & [len(used) > 0 for used in users]
     offset = np.where(plan.offset >= 0, np.cumsum(np.where(plan.offset >= 0, size, 0)) - size, -1)
     wrong = [*zip(*np.nonzero(np.triu(~free & placed & placed[:, None], 1)), strict=True)]

@@ -35,32 +35,30 @@ class Job(several.Recorded):
         return kind(self.graph, schedule, device=self.device, at_once=at_once)
 
 
-def single(device: Any = None, count: int = len(BATCHES)) -> tuple[list[Any], Any]:
-    job = Job(device)
-    run = job.executor()
-    found = [tuple(t.numpy() for t in run(*batch)) for batch in BATCHES[:count]]
-    return found, job.weights()
+def same(job: Job, found: list[Any]) -> None:
+    """The bits are those of single steps."""
+    alone = Job()
+    run = alone.executor()
+    wanted = [tuple(t.numpy() for t in run(*batch)) for batch in BATCHES]
+    assert bits(*(a for step in found for a in step)) == bits(*(a for step in wanted for a in step))
+    assert job.weights() == alone.weights()
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("at_once", [2, 4, 7])
 def test_bits_are_those_of_single_steps(both_lanes, at_once, lanes):
-    wanted, weights = single()
     job = Job()
     run, found = job.executor(at_once, lanes, at_once), []
     for first in range(0, len(BATCHES), at_once):
         found += run.steps(BATCHES[first : first + at_once])()
-    assert bits(*(a for step in found for a in step)) == bits(*(a for step in wanted for a in step))
-    assert job.weights() == weights
+    same(job, found)
 
 
 def test_single_steps_and_launches_take_turns(both_lanes):
-    wanted, weights = single()
     job = Job()
     run = job.executor(3)
     found = [*run.steps(BATCHES[:3])(), tuple(t.numpy() for t in run(*BATCHES[3])), *run.steps(BATCHES[4:])()]
-    assert bits(*(a for step in found for a in step)) == bits(*(a for step in wanted for a in step))
-    assert job.weights() == weights
+    same(job, found)
 
 
 def test_a_wrong_batch_is_found_before_anything_runs(both_lanes):
@@ -115,11 +113,9 @@ def test_a_signal_ends_a_launch_between_two_calls(both_lanes):
 
 
 def test_a_step_with_late_tasks_is_launched_alone(both_lanes):
-    wanted, weights = single()
     job = Job()
     late = [t for t in np.flatnonzero(~must_stay(job.graph)).tolist() if job.graph.kind[t] in (Kind.W, Kind.U)]
     run = StreamExecutor(job.graph, late_schedule(job.graph, late, schedulers.multi_stream), device=job.device)
     found = [step for batch in BATCHES for step in run.steps([batch])()]
     assert late
-    assert bits(*(a for step in found for a in step)) == bits(*(a for step in wanted for a in step))
-    assert job.weights() == weights
+    same(job, found)
