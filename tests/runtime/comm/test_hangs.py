@@ -12,26 +12,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pipelines
 import pytest
-from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, until
+from helpers import IMPORTABLE, PATIENCE, ROOT, together, until
 from helpers import planned as planned_tasks
 from launcher import MPIEXEC, under_mpi
 from rank_runs import alone, check, on_ranks, prepared
 
-from minidl import models, nn, ops
+from minidl import models
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import RECEIVES, SENDS, Kind
 from minidl.passes.messages import check_rendezvous
 from minidl.plans.program import lower
 from minidl.runtime.comm import Host, RankError, Standstill, Wait, loopback
 from minidl.runtime.comm.flight import Abandoned, Entry, Flight
-from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.comm.loopback import LoopBack
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.pipeline import add_communication
 
@@ -160,7 +159,7 @@ def test_an_event_let_through_after_the_rank_gave_up_is_no_error_of_its_own():
         with pytest.raises(Abandoned):
             flight.look()
 
-    run_ranks(1, work)
+    together(1, work)
 
 
 def test_f_a_wait_for_one_of_several_transfers_moves_all():
@@ -181,8 +180,7 @@ def test_f_a_wait_for_one_of_several_transfers_moves_all():
             move(communicator, Kind.SF, 0, arrays[0])
         return float(arrays[1][0])
 
-    with deadline():
-        assert run_ranks(3, work)[0] == 1, "what rank 1 told rank 2"
+    assert together(3, work)[0] == 1, "what rank 1 told rank 2"
 
 
 # ------------------------------------------------------------------------------------------------------------ real runs
@@ -190,9 +188,9 @@ def wide(*_: bool) -> Any:
     return models.mlp(12, *[WIDTH] * 8, 5)
 
 
-def of(name: str, ranks: int, micro_batches: int, network: Callable[..., Any] = wide) -> dict[str, Any]:
+def of(name: str, ranks: int, micro_batches: int) -> dict[str, Any]:
     """Settings of `rank_runs` in which all messages have 8 KiB."""
-    return {"scheduler": name, "ranks": ranks, "micro_batches": micro_batches, "rows": SHARE, "network": network}
+    return {"scheduler": name, "ranks": ranks, "micro_batches": micro_batches, "rows": SHARE, "network": wide}
 
 
 def planned(name: str, ranks: int, micro_batches: int) -> list[Any]:
@@ -213,21 +211,6 @@ def test_g_the_orders_of_a_to_c_run_with_a_lane_for_each_peer_and_direction(name
     check(of(name, ranks, micro_batches))
 
 
-class Skips(nn.Module):
-    """Of its four stages the last one also reads what the first one makes."""
-
-    def __init__(self, *_):
-        self.a, self.b, self.c, self.d = (nn.Linear(n, WIDTH) for n in (12, WIDTH, WIDTH, WIDTH))
-
-    def forward(self, x):
-        first = self.a(x)
-        return self.d(ops.add(self.c(self.b(first)), first))
-
-
-def test_d_a_network_with_a_skip_over_a_stage_runs():
-    check(of("gpipe", 4, 1, Skips))
-
-
 def test_a_run_is_proved_before_it_starts():
     own = planned("one_f_one_b", 2, 4)
 
@@ -235,8 +218,8 @@ def test_a_run_is_proved_before_it_starts():
         graph, schedule = own[communicator.rank][1].with_messages
         DistributedExecutor(graph, inline(graph, schedule), communicator)
 
-    with deadline(), pytest.raises(ScheduleError, match="deadlock under rendezvous sends"):
-        run_ranks(2, work)
+    with pytest.raises(ScheduleError, match="deadlock under rendezvous sends"):
+        together(2, work)
 
 
 def test_a_message_without_its_other_end_is_refused():
@@ -257,8 +240,8 @@ def receives(communicator, peer, name):
 
 def waiting(work, ranks, monkeypatch, seconds=0.5):
     monkeypatch.setattr(LoopBack, "wait_seconds", seconds)
-    with deadline(), pytest.raises(Standstill) as error:
-        run_ranks(ranks, work)
+    with pytest.raises(Standstill) as error:
+        together(ranks, work)
     return str(error.value)
 
 
@@ -345,19 +328,17 @@ def waits_for_long(communicator, rank, seconds):
 
 def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobody(monkeypatch):
     """As one to which a busy machine gives no turn: what it said last is that it waits."""
-    monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
+    monkeypatch.setattr(LoopBack, "wait_seconds", 0.5)
 
     def work(communicator):
         if communicator.rank == 0:
             receives(communicator, 1, "0RO2")
             return
-
         communicator.publish(Wait((0,), "1RF7", since=0.0, looked=0.0))
         until(lambda: waits_for_long(communicator, 0, 2 * LoopBack.wait_seconds), "rank 0 has waited for long")
         move(communicator, Kind.SF, 0)
 
-    with deadline():
-        run_ranks(2, work)
+    together(2, work)
 
 
 @pytest.mark.slow
@@ -367,13 +348,12 @@ def test_a_slow_rank_is_no_standstill(monkeypatch):
 
     def work(communicator):
         other = 1 - communicator.rank
-        for turn in range(4):
+        for turn in range(2):
             if mine := turn % 2 == communicator.rank:
                 until(lambda: waits_for_long(communicator, other, LoopBack.wait_seconds), "a long wait")
             move(communicator, Kind.SF if mine else Kind.RF, other)
 
-    with deadline():
-        run_ranks(2, work)
+    together(2, work)
 
 
 UNDER_MPI = """
@@ -390,7 +370,7 @@ with job() as communicator:
 def test_ranks_of_mpi_that_wait_for_each_other_end_with_one_line():
     done = subprocess.run([str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
                           timeout=PATIENCE, cwd=ROOT,
-                          env={**os.environ, "MINIDL_MPI_WAIT_SECONDS": "4", "PYTHONPATH": IMPORTABLE})
+                          env={**os.environ, "MINIDL_MPI_WAIT_SECONDS": "2", "PYTHONPATH": IMPORTABLE})
     assert done.returncode == 2
     assert re.fullmatch(r"minidl: the ranks wait for each other: rank (0 waits for rank 1 \(0RF7\); rank 1 "
                         r"waits for rank 0 \(1RF7\)"
@@ -404,6 +384,6 @@ def test_ranks_need_no_working_folders_of_their_own(monkeypatch):
 
     monkeypatch.setattr(loopback.ctypes, "CDLL", refused)
     with pytest.raises(OSError, match="no such library"):
-        run_ranks(3, lambda comm: comm.gather(comm.rank))
+        together(3, lambda comm: comm.gather(comm.rank))
     monkeypatch.setattr(loopback.sys, "platform", "darwin")
-    assert run_ranks(3, lambda comm: comm.gather(comm.rank)) == [[0, 1, 2]] * 3
+    assert together(3, lambda comm: comm.gather(comm.rank)) == [[0, 1, 2]] * 3
