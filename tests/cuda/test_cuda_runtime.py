@@ -198,19 +198,6 @@ def test_the_chain_goes_before_what_runs_beside_it(device):
 
 
 @pytest.mark.slow
-def test_what_a_step_takes_beside_its_tasks_is_the_devices_time(device, monkeypatch):
-    """Not that of a host that waits for it: only what the main stream does between two steps, behind other work."""
-    run, seen, behind = Run(device()), [], clock.behind
-
-    def looked(driver: Any, stream: Any, hold: Any, issue: Any) -> float:
-        seen.append(behind(driver, stream, hold, issue))
-        return seen[-1]
-
-    monkeypatch.setattr(clock, "behind", looked)
-    assert [ml.measure(run.graph, device=run.device).step] == seen
-
-
-@pytest.mark.slow
 def test_tasks_larger_than_the_cache_are_timed_on_two_sets_of_buffers(device, monkeypatch):
     """Else each repeat would find its data in the cache. No parameter changes."""
     run, timed = Run(device()), []
@@ -360,9 +347,13 @@ def test_eager_steps_and_checkpoints(device, tmp_path):
 
 
 @pytest.mark.slow
-def test_costs_are_measured_in_graphs(device):
-    run = Run(device())
+def test_costs_are_measured_in_graphs(device, monkeypatch):
+    """What a step takes beside its tasks is the device's time, not that of a host that waits for it: only what the main
+    stream does between two steps, behind other work."""
+    run, seen, behind = Run(device()), [], clock.behind
+    monkeypatch.setattr(clock, "behind", lambda *given: seen.append(behind(*given)) or seen[-1])
     cost = ml.measure(run.graph, device=run.device)
+    assert [cost.step] == seen
     assert (cost.durations(run.graph) > 0).all()
     assert cost.device == "cuda:0"
 
@@ -387,8 +378,8 @@ def test_a_task_takes_longer_between_others_than_repeated(device, monkeypatch):
 def test_pairs_are_measured_in_graphs(device, monkeypatch):
     monkeypatch.setattr(sms, "SIZE", 1 << 12)
     run = Run(device())
-    cost = ml.measure(run.graph, device=run.device)
-    corun = measure_pairs(run.graph, cost, {"1W0": "a", "2F0": "b", "3F0": "b"}, [("a", "b")], device=run.device)
+    corun = measure_pairs(run.graph, ml.CostModel.analytic(), {"1W0": "a", "2F0": "b", "3F0": "b"}, [("a", "b")],
+                          device=run.device)
     assert corun.slowdown["a"]["b"] >= 1
     assert corun.slowdown["b"]["a"] >= 1
     assert corun.needs.keys() == {"a", "b"}
@@ -437,16 +428,14 @@ def test_the_command_line_trains_and_compares_as_on_the_cpu(there, command):
     assert plain["loss_last"] == pytest.approx(found["loss_last"], rel=1e-4)
 
 
-CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "4", "--costs",
-                "analytic", "--device", "cuda")
+CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "3", "--costs", "analytic", "--device",
+                "cuda", "--schedulers", "in_order,multi_stream")
 
 
 @pytest.mark.slow
 def test_bits_that_need_not_be_equal_are_told_and_no_failure(there, command, capsys):
     """The device that is there makes the last bits of a gradient as it likes, if it may."""
     device = there(3)
-    assert main([*CONVOLUTIONS]) == 0
-    assert "equal bit for bit\n" in capsys.readouterr().out
     loose = command(*CONVOLUTIONS, "--nondeterministic")
     assert not device.deterministic
     assert not loose["bit_identical"]
@@ -455,6 +444,7 @@ def test_bits_that_need_not_be_equal_are_told_and_no_failure(there, command, cap
     assert "the parameters differ; with --nondeterministic they need not be equal\n" in capsys.readouterr().out
     assert main([*CONVOLUTIONS]) == 0  # the next job is asked for its own
     assert device.deterministic
+    assert "equal bit for bit\n" in capsys.readouterr().out
 
 
 @pytest.mark.wide
