@@ -9,7 +9,7 @@ import cuda_runtime
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import bits, kernels
+from helpers import bits, classified, kernels
 
 import minidl as ml
 from minidl import nn, optim
@@ -100,40 +100,25 @@ def test_large_products_stay_whole() -> None:
     assert call.sums is not None
 
 
-class Net:
+@pytest.mark.parametrize("tf32", [False, True])
+def test_slopes_are_in_products_and_all_orders_have_the_same_bits(tf32: bool) -> None:
     """Linear layers with relu and GELU between them, of sizes that the library's epilogues take."""
-
-    def __init__(self, device: Any, tf32: bool) -> None:
-        self.device = device
+    found, rng = [], np.random.default_rng(0)
+    batches = [(rng.standard_normal((8, 12)).astype("f"), rng.integers(0, 3, 8)) for _ in range(3)]
+    for seed, rules in ((0, ()), (1, RULES), (2, RULES)):
+        device = cuda_runtime.device(seed)
         device.tf32 = tf32
         with use(Tape(device)):
             ml.seed(0)
-            self.model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 16), nn.GELU("tanh"),
-                                       nn.Linear(16, 3))
-            self.opt = optim.SGD(self.model.parameters(), 0.1)
-            rng = np.random.default_rng(0)
-            self.batches = [(rng.standard_normal((8, 12)).astype("f"), rng.integers(0, 3, 8)) for _ in range(3)]
-            self.graph = ml.record(self.step, *self.batches[0])
-
-    def step(self, x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(self.model(x), y)
-        loss.backward()
-        self.opt.step()
-        return loss
-
-
-@pytest.mark.parametrize("tf32", [False, True])
-def test_slopes_are_in_products_and_all_orders_have_the_same_bits(tf32: bool) -> None:
-    found = []
-    for seed, rules in ((0, ()), (1, RULES), (2, RULES)):
-        net = Net(cuda_runtime.device(seed), tf32)
-        graph = fused(net.graph, net.device, rules)
+            model = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 16), nn.GELU("tanh"), nn.Linear(16, 3))
+            step = classified(model, optim.SGD(model.parameters(), 0.1))
+            graph = fused(ml.record(step, *batches[0]), device, rules)
         count = kernels(graph)
         assert count["matmul_slope"] == (2 if rules else 0)
         assert bool(rules) != bool(count["relu_grad"] + count["gelu_tanh_grad"])
         run = (StreamExecutor if seed == 1 else GraphExecutor)(
-            graph, random_schedule(graph, 2, np.random.default_rng(seed)), device=net.device)
-        losses = [float(run(*batch)) for batch in net.batches]
-        found.append((losses, bits(*(p.numpy() for p in net.model.parameters()))))
+            graph, random_schedule(graph, 2, np.random.default_rng(seed)), device=device)
+        losses = [float(run(*batch)) for batch in batches]
+        found.append((losses, bits(*model.parameters())))
     assert found[1] == found[2]
     np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)

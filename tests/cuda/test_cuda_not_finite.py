@@ -254,6 +254,15 @@ def test_nobody_waits_for_the_device_in_a_step(there, monkeypatch):
     assert {*issued} == {1}
 
 
+def of_rank(communicator: Any, at: int, device: str = "cuda") -> Any:
+    """A data-parallel rank's trainer; a gradient of rank 1 overflows in step `at`."""
+    rank = communicator.rank
+    recorded = Recorded(replace(JOB, device=f"cuda:{rank}" if device == "cuda" else device, scheduler="priority",
+                                parallel="data"), rank, 2)
+    Overflow(recorded, at if rank else None)
+    return RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("at", [1, 3, 6])
 def test_ranks_are_told_of_the_same_step(there, at):
@@ -263,10 +272,7 @@ def test_ranks_are_told_of_the_same_step(there, at):
         there(rank, rank)
 
     def work(communicator: Any) -> str:
-        recorded = Recorded(replace(JOB, device=f"cuda:{communicator.rank}", scheduler="priority", parallel="data"),
-                            communicator.rank, 2)
-        Overflow(recorded, at if communicator.rank else None)
-        trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
+        trainer = of_rank(communicator, at)
         with pytest.raises(TrainingError) as found:
             for _ in range(6):
                 trainer.step()
@@ -324,14 +330,9 @@ def test_debugging_names_the_task_and_the_rank(there, monkeypatch, name):
         reached = [0, 0]
 
         def work(communicator: Any, at: int = at, reached: list[int] = reached) -> None:
-            rank = communicator.rank
-            recorded = Recorded(replace(JOB, device=name if name == "cpu" else f"cuda:{rank}", scheduler="priority",
-                                        parallel="data"),
-                                rank, 2)
-            Overflow(recorded, at if rank else None)
-            trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
+            trainer = of_rank(communicator, at, name)
             for _ in range(6):
-                reached[rank] += 1
+                reached[communicator.rank] += 1
                 trainer.step()
 
         with pytest.raises(TaskError,
