@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -353,3 +354,47 @@ def test_statistics_are_those_of_the_whole_whatever_the_pieces(monkeypatch):
 
 def test_a_path_that_cannot_be_looked_at(tmp_path):
     refused("too long", act=lambda: data.load(tmp_path / ("a" * 300 + ".npz"), batch_size=4))
+
+
+# ---- reading ahead
+
+
+def test_reading_ahead_gives_the_batches_of_reading_in_turn_and_is_bounded():
+    asked: list[int] = []
+    release = threading.Event()
+
+    def rows(i):
+        asked.append(threading.get_ident())
+        release.wait(20)
+        return i, i
+
+    plain = data.Dataset("plain", 10, (), 10, lambda i: (i, i))
+    slow = data.Loader(data.Dataset("slow", 10, (), 10, rows, slow=True), 2, seed=1)
+    wanted = data.Loader(plain, 2, seed=1)
+    release.set()
+    for _ in range(7):
+        assert same(next(slow), next(wanted))
+        assert slow.state() == wanted.state()
+        assert len(asked) <= 7 + 3
+    assert threading.get_ident() not in asked
+    slow.restore({"position": 6})
+    wanted.restore({"position": 6})
+    for _ in range(4):
+        assert same(next(slow), next(wanted))
+
+
+def test_a_batch_that_cannot_be_read_is_told_where_it_is_used_and_can_be_read_later():
+    broken = [True]
+
+    def rows(i):
+        if broken[0] and 3 in i:
+            raise data.DataError("sample 3 is damaged")
+        return i, i
+
+    loader = data.Loader(data.Dataset("slow", 8, (), 8, rows, slow=True), 2, training=False)
+    next(loader)
+    place = loader.state()
+    refused("sample 3", act=lambda: next(loader))
+    assert loader.state() == place
+    broken[0] = False
+    assert next(loader)[0].tolist() == [2, 3]

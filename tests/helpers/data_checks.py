@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import tarfile
 
+import numpy as np
 import pytest
+from command_line import reported
 
 from minidl.data import DataError
 
@@ -19,6 +21,22 @@ def packed(members: dict[str, bytes]) -> bytes:
             info.size = len(content)
             opened.addfile(info, io.BytesIO(content))
     return stream.getvalue()
+
+
+def archive(path, members: dict[str, bytes]) -> None:
+    path.write_bytes(packed(members))
+
+
+def everything(loader) -> list[np.ndarray]:
+    """x and y of one epoch in order."""
+    return [np.concatenate(column) for column in zip(*loader, strict=True)]
+
+
+TRAIN = ["train", "--costs", "analytic", "--steps", "2"]
+
+
+def trained(capsys, *argv):
+    return reported(capsys, *TRAIN, *argv)
 
 
 def refused(*culprits: str, act) -> str:
