@@ -173,7 +173,7 @@ def test_a_run_that_is_complete_ends_with_its_result(kind: str, capsys: Any, tmp
 
 
 # ------------------------------------------------------------------------------------------------------------ real runs
-def test_a_killed_run_ends_with_the_bits_of_one_without_kills(tmp_path: Path) -> None:
+def test_a_killed_run_ends_with_the_bits_of_one_without_kills(capsys: Any, tmp_path: Path) -> None:
     flags = ["--epochs", "12"]
     run, mark = started(*flags, "--checkpoint", tmp_path, "--checkpoint-every", "20", "--max-restarts", "3")
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_without_kills(tmp_path: Path) ->
         for pid in children(run, mark):
             os.kill(pid, signal.SIGKILL)
     done = ended(run)
-    assert record(done)["params_sha256"] == undisturbed(*flags)[0]["params_sha256"]
+    assert record(done)["params_sha256"] == reported(capsys, *RUN[:-1], *flags)["params_sha256"]
     assert "the run ended with exit code 137; it starts again, from step" in done.stderr
 
 
@@ -193,12 +193,12 @@ def test_a_killed_run_ends_with_the_bits_of_one_without_kills(tmp_path: Path) ->
     pytest.param("SIGINT", "data", [], marks=pytest.mark.wide),
     pytest.param("SIGUSR1", "one process", SUPERVISED, marks=pytest.mark.slow),
     *(pytest.param(name, "data", [*SUPERVISED, *UNDER_MPI], marks=MPI) for name in ("SIGTERM", "SIGUSR1"))])
-def test_a_signal_saves_and_ends_and_the_same_command_goes_on(name: str, kind: str, more: list[str], tmp_path: Path
-                                                              ) -> None:
-    number = signal.Signals[name]
-    flags = [*KINDS[kind], *more, "--checkpoint", tmp_path / "run", "--resume", "auto", "--log", tmp_path / "log",
-             "--log-every", "1", "--steps"]
-    run, mark = started(*flags, "100000", "--checkpoint-every", "90000")
+def test_a_signal_saves_and_ends_and_the_same_command_goes_on(name: str, kind: str, more: list[str], capsys: Any,
+                                                              tmp_path: Path) -> None:
+    """It goes on in this process, on threads in place of ranks of MPI."""
+    number, saved = signal.Signals[name], ["--checkpoint", str(tmp_path / "run"), "--resume", "auto"]
+    run, mark = started(*KINDS[kind], *more, *saved, "--log", tmp_path / "log", "--log-every", "1", "--steps", "100000",
+                        "--checkpoint-every", "90000")
     until(lambda: run.poll() is not None or ((tmp_path / "log").exists() and (tmp_path / "log").stat().st_size),
           "a step")
     run.send_signal(number)
@@ -208,10 +208,11 @@ def test_a_signal_saves_and_ends_and_the_same_command_goes_on(name: str, kind: s
         f"minidl: {'rank 0: ' if '--launch' in more else ''}stopped by {name}"]
     assert f"saved {tmp_path / 'run'} before the end; continue with --resume" in done.stderr
     assert not processes(mark)
-    steps = str(checkpoint.peek(tmp_path / "run").step + 3)
-    found = record(ended(started(*flags, steps)[0]))
+    again = partial(reported, capsys, *RUN[:-1], *KINDS[kind], "--steps",
+                    str(checkpoint.peek(tmp_path / "run").step + 3))
+    found = again(*saved)
     assert found["steps"] == 3
-    assert found["params_sha256"] == undisturbed(*KINDS[kind], "--steps", steps)[0]["params_sha256"]
+    assert found["params_sha256"] == again()["params_sha256"]
 
 
 # ------------------------------------------------------------------------------------------------------------ campaigns
