@@ -1,6 +1,8 @@
-"""A browser, and a tab with the playground."""
+"""A browser, and tabs with the playground."""
 
 from __future__ import annotations
+
+from contextlib import contextmanager
 
 import pytest
 from browser import browser, opened
@@ -12,9 +14,22 @@ def chromium():
         yield running
 
 
-@pytest.fixture
-def tab(chromium):
+@contextmanager
+def playground(running):
     from playground import PAGE
 
-    with opened(chromium, PAGE, ready="window.playground") as found:
+    with opened(running, PAGE, ready="window.playground") as found:
+        yield found
+
+
+@pytest.fixture
+def tab(chromium):
+    with playground(chromium) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def still(chromium):
+    """A tab that tests only ask, so that they share it."""
+    with playground(chromium) as found:
         yield found

@@ -97,12 +97,12 @@ def random_plans(count: int, seed: int = 0) -> list[tuple[Schedule, int, int]]:
 
 
 @pytest.mark.hypothesis
-def test_two_thousand_random_plans_have_equal_verdicts_and_figures(tab):
+def test_two_thousand_random_plans_have_equal_verdicts_and_figures(still):
     """In the browser's engine; a quarter of them in the default run."""
     rng, count = random.Random(1), drawn(2000)
     cases = [(*plan, (rng.choice([1.0, 0.7, 2.5]), rng.choice([1.0, 1.3]), rng.choice([1.0, 0.4]),
                       rng.choice([0.0, 0.0, 0.25, 3.0]))) for plan in random_plans(count)]
-    found = tab.evaluate(THEIRS, [[schedule.to_csv(), ranks, micros, *times]
+    found = still.evaluate(THEIRS, [[schedule.to_csv(), ranks, micros, *times]
                                   for schedule, ranks, micros, times in cases])
     verdicts: list[str] = []
     for theirs, (schedule, ranks, micros, times) in zip(found, cases, strict=True):
@@ -169,27 +169,27 @@ def ordered(name: str, ranks: int, micros: int, chunks: int, times: tuple[float,
     return build.row(pipelines.plan(name, ranks, micros, pipeline.costs(placement, *times), chunks).schedule)
 
 
-def test_orders_that_follow_the_times_are_minidls(tab):
+def test_orders_that_follow_the_times_are_minidls(still):
     """In the browser's engine: the whole order, task by task."""
-    rng, found = random.Random(2), sorted(tab.evaluate("Object.keys(Policies.orders)"))
+    rng, found = random.Random(2), sorted(still.evaluate("Object.keys(Policies.orders)"))
     cases = []
     for name in found:
-        keys = [k for k in tab.evaluate("(name) => Object.keys(playground.plans[name])", name)
+        keys = [k for k in still.evaluate("(name) => Object.keys(playground.plans[name])", name)
                 if (numbers := [*map(int, k.split(","))])[0] <= 4 and numbers[1] <= 8]
         cases += [(name, *map(int, rng.choice(keys).split(",")), *some_times(rng)) for _ in range(24)]
-    theirs, changed = tab.evaluate(ORDERED, cases), 0
+    theirs, changed = still.evaluate(ORDERED, cases), 0
     for (name, ranks, micros, chunks, *times), order in zip(cases, theirs, strict=True):
         assert order == ordered(name, ranks, micros, chunks, tuple(times)), (name, ranks, micros, chunks, times)
         changed += order != build.order(name, ranks, micros, chunks)
     assert changed > len(cases) / 3, "times matter"
 
 
-def test_every_other_order_is_the_same_for_all_times_or_is_said_to_be_searched(tab):
-    rng, follow = random.Random(3), tab.evaluate("Object.keys(Policies.orders)")
-    assert tab.evaluate("DATA.searched") == list(build.SEARCHED)
+def test_every_other_order_is_the_same_for_all_times_or_is_said_to_be_searched(still):
+    rng, follow = random.Random(3), still.evaluate("Object.keys(Policies.orders)")
+    assert still.evaluate("DATA.searched") == list(build.SEARCHED)
     for name in set(NAMES) - {*follow, *build.SEARCHED}:
         for _ in range(6):
-            key = rng.choice([k for k in tab.evaluate("(name) => Object.keys(playground.plans[name])", name)
+            key = rng.choice([k for k in still.evaluate("(name) => Object.keys(playground.plans[name])", name)
                               if max(map(int, k.split(","))) <= 8])
             numbers = [*map(int, key.split(","))]
             assert ordered(name, *numbers, some_times(rng)) == build.order(name, *numbers), (name, key)
@@ -219,28 +219,29 @@ def test_the_page_orders_for_the_times_and_says_for_which(tab, tmp_path, capsys)
     assert float(figure(tab, "makespan").split()[0]) < price
 
 
-@pytest.mark.parametrize("text", ["", "rank,lane\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,0Z0\n",
-                                  "rank,lane,task\n0,main,0SF0>1\n", "rank,lane,task\n0,main,0F0\n0,sub,0O0\n"])
-def test_files_that_are_no_plans_are_refused(text, tab):
-    said = tab.evaluate("(text) => playground.imported(text) || document.getElementById('verdict').textContent", text)
-    assert said.startswith("this file cannot be read: ")
+def test_files_that_are_no_plans_are_refused(tab):
+    for text in ("", "rank,lane\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,0Z0\n",
+                 "rank,lane,task\n0,main,0SF0>1\n", "rank,lane,task\n0,main,0F0\n0,sub,0O0\n"):
+        said = tab.evaluate("(text) => playground.imported(text) || document.getElementById('verdict').textContent",
+                            text)
+        assert said.startswith("this file cannot be read: "), text
 
 
 @pytest.mark.parametrize("flags", [["--scheduler", "pipedream"], ["--order", "hint"]])
-def test_the_notes_of_a_saved_plan_are_no_tasks(flags, tab, tmp_path):
+def test_the_notes_of_a_saved_plan_are_no_tasks(flags, still, tmp_path):
     path = tmp_path / "plan.csv"
     assert main(["plan", "--ranks", "2", "--micro-batches", "4", *flags, "--save", str(path), "--json"]) == 0
     text = path.read_text()
     assert text.startswith("# ")
     plain = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
-    first, second = (tab.evaluate("(csv) => Simulator.read(csv)", each) for each in (text, plain))
+    first, second = (still.evaluate("(csv) => Simulator.read(csv)", each) for each in (text, plain))
     assert first == second
     wrong = text.replace("0F1", "0Z1")
-    said = tab.evaluate("(csv) => { try { Simulator.read(csv) } catch (fault) { return fault.message } }", wrong)
+    said = still.evaluate("(csv) => { try { Simulator.read(csv) } catch (fault) { return fault.message } }", wrong)
     assert said.startswith(f"line {1 + wrong.splitlines().index(next(x for x in wrong.splitlines() if '0Z1' in x))}: ")
 
 
-def test_uneven_stages_cost_as_in_python(tab):
+def test_uneven_stages_cost_as_in_python(still):
     rng = random.Random(4)
     for _ in range(20):
         name, factors = rng.choice(["zb_h1", "gpipe", "interleaved"]), None
@@ -250,7 +251,7 @@ def test_uneven_stages_cost_as_in_python(tab):
         each = ([t * plan.placement.share * f for f in factors] for t in times[:3])
         made = pipelines.read_plan(replace(plan.schedule, slots=None), 4, 8)
         wanted = pipeline.price(made, pipeline.costs(made.placement, *each, times[3])).as_json()
-        found = tab.evaluate("""([csv, F, O, W, latency, stages]) => Simulator.price(
+        found = still.evaluate("""([csv, F, O, W, latency, stages]) => Simulator.price(
             Simulator.prove(Simulator.read(csv), 4, 8), {F, O, W, latency, stages})""",
                              [plan.schedule.to_csv(), *times, factors])
         for what in FIGURES:
