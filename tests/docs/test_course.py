@@ -92,8 +92,8 @@ def test_a_wrong_solution_gets_what_it_is_worth_and_a_case_that_shows_it(made, n
 def test_a_file_that_cannot_be_read_takes_no_points_of_the_other_assignments(made, text, tmp_path):
     folder = copied(tmp_path / "own")
     (folder / "memory.py").write_text(text)
-    found, said = points(made[1], folder, names=["simulator", "first_k", "memory"])
-    assert found == {"simulator": 10, "first_k": 10, "memory": 0}
+    found, said = points(made[1], folder, names=["first_k", "memory"])
+    assert found == {"first_k": 10, "memory": 0}
     assert any(part in said["memory"] for part in ("memory.py", "nothing_of_this_name", "SystemExit")), said
 
 
