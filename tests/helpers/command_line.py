@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from helpers import deadline
+from helpers import deadline, together
 
-from minidl.cli import main
+from minidl.cli import distributed, main
+from minidl.cli.parser import parse
 
 SMALL = ["--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--costs", "analytic"]
 
@@ -50,4 +52,15 @@ def refusal(capsys: Any, *argv: str) -> str:
     with deadline():
         code, out, err = run(capsys, *argv)
     assert (code, out) == (2, ""), err
+    return one_line(err)
+
+
+def told_apart(capsys: Any, *each: Sequence[str]) -> str:
+    """The one line of ranks that do not train: threads that get the flags that a launcher would give to each."""
+    def work(communicator: Any) -> int:
+        return distributed._part(lambda: parse(["train", *each[communicator.rank]]), communicator)
+
+    codes = together(len(each), work)
+    out, err = capsys.readouterr()
+    assert ({*codes}, out) == ({2}, ""), err
     return one_line(err)

@@ -13,8 +13,7 @@ import pytest
 from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher import under_mpi
-from rank_runs import WIDTH, alone, check, check_under_mpi, prepared, trained
+from rank_runs import WIDTH, alone, check, prepared, trained
 
 import minidl as ml
 from minidl import nn, ops
@@ -92,14 +91,6 @@ def test_random_settings_leave_them(count: int) -> None:
         chosen = drawn_settings(np.random.default_rng([count, i]))
         print(i, chosen)
         check(chosen)
-
-
-@under_mpi
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.wide)])
-def test_ranks_of_mpi_leave_them(ranks: int) -> None:
-    told = {"experts": 4, "ties": True, "capacity": 2}
-    check_under_mpi(ranks, *(over(replicas=ranks, **more) for more in (
-        {"told": told, "clip": 0.05}, {"rows": 1, "told": {"experts": 4, "top_k": 1}, "micro_batches": 2})))
 
 
 def test_what_is_asked_for_changes_bits() -> None:

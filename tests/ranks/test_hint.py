@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from command_line import refusal, reported, run_json
 from helpers import deadline, together
-from launcher import under_mpi
-from rank_runs import Run, alone, check_under_mpi, merged, prepared
+from rank_runs import Run, alone, merged, prepared
 
 import minidl as ml
 from minidl.core.machine import PlanError
@@ -209,8 +208,7 @@ SUMMING = ["barrier", "buckets", "fifo", "priority", "dear", "reverse_first_k"]
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", SUMMING)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in SUMMING), ("priority", 3), ("dear", 3)])
 def test_data_parallel_ranks_choose_the_next_sum_and_keep_the_bits(name: str, ranks: int, monkeypatch: Any) -> None:
     usual, draw = Bound.thunks, random.Random(ranks)
 
@@ -265,12 +263,6 @@ def test_ranks_take_the_first_sum_that_is_ready_on_all() -> None:
         rank.started(12)
     assert [rank.realised for rank in ranks] == [[12], [12]]
     assert all(rank.votes for rank in ranks), "one is left on each"
-
-
-@under_mpi
-def test_under_mpi() -> None:
-    check_under_mpi(3, {"scheduler": "zb_h1", "options": {"order": "hint", "cap": "2p-s"}},
-                    {"scheduler": "one_f_one_b", "options": {"order": "hint"}})
 
 
 FLAGS = ["--model", "mlp", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "zb_h1",

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import refusal, reported, told_apart
 from helpers import IMPORTABLE, IN_AN_IMPORT, PATIENCE, ROOT, interruptible, python, until
 from launcher import MPIEXEC, printed
-
-from minidl.schedulers import names
 
 COMMON = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--steps", "6", "--json"]
 
@@ -68,12 +67,14 @@ def one_line(done):
     return said(done)
 
 
-def alone(*flags):
-    return record(python(*train(*flags)))
+@pytest.fixture
+def alone(capsys):
+    """`alone(*flags)`: the record of a run without ranks, in this process."""
+    return lambda *flags, common=COMMON: reported(capsys, "train", *map(str, [*common, *flags]))
 
 
 # --------------------------------------------------------------------------------------------------------------- bits
-def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit():
+def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit(alone):
     wanted = alone("--micro-batches", "2")
     found = record(run(2, *parallel("reverse_first_k", "--k", "2")))
     assert found["params_sha256"] == wanted["params_sha256"]
@@ -82,26 +83,17 @@ def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit():
     assert found["accuracy"] == wanted["accuracy"]
 
 
-@pytest.mark.parametrize("shard", [pytest.param("2", marks=pytest.mark.slow), "3,prefetch=1,keep=3"])
-def test_ranks_with_shards_equal_one_process_bit_for_bit(shard, tmp_path):
+def test_ranks_with_shards_equal_one_process_bit_for_bit(alone, tmp_path):
     flags = ["--optimizer", "adam", "--clip", "0.5"]
     wanted = alone("--micro-batches", "2", *flags)
-    found = record(run(2, *parallel("barrier", *flags, "--shard", shard, "--checkpoint", tmp_path,
+    found = record(run(2, *parallel("barrier", *flags, "--shard", "3,prefetch=1,keep=3", "--checkpoint", tmp_path,
                                     "--checkpoint-every", "3")))
     assert found["params_sha256"] == wanted["params_sha256"]
     assert found["accuracy"] == wanted["accuracy"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "scheduler"), [(4, "priority"), *((2, name) for name in names("data", exact=True))])
-def test_every_schedule_leaves_the_same_parameters(ranks, scheduler):
-    """Also on more ranks than cores."""
-    found = record(run(ranks, *parallel(scheduler)))
-    assert found["params_sha256"] == alone("--micro-batches", str(ranks))["params_sha256"]
-
-
-@pytest.mark.slow
-def test_one_process_without_mpiexec():
+def test_one_process_without_mpiexec(alone):
     assert record(python(*parallel("dear")))["params_sha256"] == alone()["params_sha256"]
 
 
@@ -193,7 +185,7 @@ def test_info_looks_at_every_rank():
 
 
 @pytest.mark.slow
-def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot():
+def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot(alone):
     script = str(ROOT / "bench" / "limited_loopback.sh")
     done = subprocess.run([script, "500mbit", *command(2, *parallel("reverse_first_k", "--k", "1"))], cwd=ROOT,
                           capture_output=True, text=True, timeout=PATIENCE)
@@ -219,27 +211,39 @@ UNLIKE = [(["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
           (["--dry-run"], "--dry-run is True on rank 1 but False on rank 0"),
           (["--log-every", "2"], "--log-every is 2 on rank 1 but None on rank 0"),
           (["--config", "nowhere.toml"], "rank 1: nowhere.toml: No such file or directory"),
-          *(pytest.param(*row, marks=SLOW) for row in (
-              (["--model-arg", "hidden=64"], "the model's arguments"),
-              (["--bogus"], "rank 1: unrecognized arguments: --bogus"),
-              (["--steps", "7"], "the number of steps is 7 on rank 1"),
-              (["--model", "nothing"], "rank 1: unknown model 'nothing'"),
-              (["--batch-size", "32"], "the batch size is 32 on rank 1"),
-              (["--warmup", "2"], "--warmup is 2 on rank 1 but 0 on rank 0"),
-              (["--checkpoint", "folder"], "--checkpoint is True on rank 1 but False"),
-              (["--trace", "a.json"], "--trace is True on rank 1 but False on rank 0"),
-              (["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by")))]
+          (["--model-arg", "hidden=64"], "the model's arguments"),
+          (["--bogus"], "rank 1: unrecognized arguments: --bogus"),
+          (["--steps", "7"], "the number of steps is 7 on rank 1"),
+          (["--model", "nothing"], "rank 1: unknown model 'nothing'"),
+          (["--batch-size", "32"], "the batch size is 32 on rank 1"),
+          (["--warmup", "2"], "--warmup is 2 on rank 1 but 0 on rank 0"),
+          (["--checkpoint", "folder"], "--checkpoint is True on rank 1 but False"),
+          (["--trace", "a.json"], "--trace is True on rank 1 but False on rank 0"),
+          (["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by")]
 
 
-@pytest.mark.parametrize(("flags", "says"), UNLIKE)
+@pytest.mark.parametrize(("flags", "says"), UNLIKE[2:4])
 def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
     """Also what one rank alone was told, before others wait for it."""
     assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
 
 
-def test_a_batch_that_does_not_divide():
-    assert "63 rows cannot be divided equally among 2 ranks" in one_line(run(2,
-                                                                         *parallel("priority", "--batch-size", "63")))
+@pytest.mark.parametrize(("flags", "says"), UNLIKE)
+def test_whatever_differs_is_named(flags, says, capsys):
+    first = parallel("priority")[3:]
+    assert says in told_apart(capsys, first, [*first, *flags])
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--batch-size", "63"], "63 rows cannot be divided equally among 2 ranks"),
+    (["--transport", "nccl"], "--transport has no effect here; it goes with --device cuda"),
+    (["--parallel", "none", "--checkpoint", "folder"],
+     "minidl: 2 ranks were started, and each would train the whole model by itself; give --parallel data or --parallel "
+     "pipeline, or start one process\n")])
+def test_what_no_rank_can_do_is_said_once(flags, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert says in told_apart(capsys, *[parallel("priority", *flags)[3:]] * 2)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -272,33 +276,21 @@ def anew():
 """
 
 
-def test_data_that_each_rank_draws_for_itself_are_told(tmp_path):
+def test_data_that_each_rank_draws_for_itself_are_told(tmp_path, capsys):
     """In a pipeline, the first rank reads inputs and the last one labels."""
     (tmp_path / "own.py").write_text(DRAWS)
-    flags = ["--parallel", "pipeline", "--micro-batches", "2", "--data", tmp_path / "own.py:anew"]
-    line = one_line(run(2, *train(*flags)))
-    assert re.search(r"the first labels' hash is '\w+' on rank 1 but '\w+' on rank 0; start every rank with", line)
+    flags = train("--parallel", "pipeline", "--micro-batches", "2", "--data", f"{tmp_path / 'own.py'}:anew")[3:]
+    assert re.search(r"the first labels' hash is '\w+' on rank 1 but '\w+' on rank 0; start every rank with",
+                     told_apart(capsys, flags, flags))
 
 
 @pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(3600)",
                                                         marks=pytest.mark.slow)])
 def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
     """One that never starts MPI, or that starts it and then does not do what the others do."""
-    done = run(2, *parallel("priority"), ":", "-c", other, MINIDL_MPI_START_SECONDS="10")
+    done = run(2, *parallel("priority"), ":", "-c", other, MINIDL_MPI_START_SECONDS="3")
     assert done.returncode != 0
-    assert re.search("MPI has not started within 10 s.* start all with one mpiexec and the same command", said(done))
-
-
-def test_a_transport_for_gpus_needs_one():
-    line = one_line(run(2, *parallel("priority", "--transport", "nccl")))
-    assert "--transport has no effect here; it goes with --device cuda" in line
-
-
-def test_ranks_that_would_each_train_the_whole_are_refused(tmp_path):
-    line = one_line(run(2, *train("--checkpoint", tmp_path / "folder")))
-    assert line == ("minidl: 2 ranks were started, and each would train the whole model by itself; "
-                    "give --parallel data or --parallel pipeline, or start one process")
-    assert not list(tmp_path.iterdir())
+    assert re.search("MPI has not started within 3 s.* start all with one mpiexec and the same command", said(done))
 
 
 @pytest.mark.slow
@@ -379,8 +371,8 @@ def test_a_full_disk_of_one_rank_ends_all_with_one_line_that_names_task_rank_and
                         rf"{tmp_path}/far.1: No space left on device\n", done.stderr)
 
 
-def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
-    """Killed in the middle of a step; then resumed on another number of ranks."""
+def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(alone, tmp_path):
+    """Killed in the middle of a step; then resumed on another number of ranks, here threads, and in one process."""
     folder = tmp_path / "checkpoint"
     common = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--json", "--checkpoint", folder]
     killed = "import os, sys\n" + RAISES.replace('raise ArithmeticError("a bad day")',
@@ -388,9 +380,9 @@ def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
     done = run(2, *patched(killed, "--epochs", "40", common=common))
     assert done.returncode != 0
     until(lambda: not _running(str(folder)), "the other ranks have ended")
-    resumed = record(run(4, *parallel("barrier", "--steps", "50", "--resume", common=common)))
-    assert resumed["steps"] < 50, "it did not go on from a checkpoint"
-    assert record(python(*train("--steps", "51", "--resume", common=common)))["steps"] == 1
+    ranks = ["--parallel", "data", "--scheduler", "barrier", "--ranks", "4"]
+    assert alone(*ranks, "--steps", "50", "--resume", common=common)["steps"] < 50, "it goes on from a checkpoint"
+    assert alone("--steps", "51", "--resume", common=common)["steps"] == 1
 
 
 #: what the middle of a step of rank 1 does
@@ -478,7 +470,7 @@ run()
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits():
+def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits(alone):
     stopped = DOES.format("os.fork() or (time.sleep(2), os.kill(os.getppid(), signal.SIGCONT), os._exit(0)); "
                           "os.kill(os.getpid(), signal.SIGSTOP)")
     found = record(run(2, *patched(stopped), MINIDL_MPI_SILENT_SECONDS="20"))
@@ -487,8 +479,7 @@ def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits():
 
 @pytest.mark.slow
 def test_a_rank_that_is_busy_is_not_silent():
-    busy = DOES.format("time.sleep(24)")
-    found = record(run(2, *patched(busy), MINIDL_MPI_SILENT_SECONDS="12"))
+    found = record(run(2, *patched(DOES.format("time.sleep(17)")), MINIDL_MPI_SILENT_SECONDS="8"))
     assert found["steps"] == 6
 
 
@@ -533,12 +524,12 @@ run()
     assert "this job has not ended within 4 s after its last step" in said(done)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variable", [f"MINIDL_MPI_{what}_SECONDS" for what in ("SILENT", "WAIT", "START")])
-@pytest.mark.parametrize("value", ["soon", "0", "nan", "1e300"])
-def test_a_deadline_is_a_number_of_seconds(variable, value):
-    done = python(*parallel("priority"), **{variable: value})
-    assert one_line(done) == f"minidl: {variable}={value} must be a number of seconds above 0, at most a million"
+def test_a_deadline_is_a_number_of_seconds(variable, capsys, monkeypatch):
+    for value in ("soon", "0", "nan", "1e300"):
+        monkeypatch.setenv(variable, value)
+        assert refusal(capsys, *parallel("priority")[2:]) == (
+            f"minidl: {variable}={value} must be a number of seconds above 0, at most a million\n")
 
 
 def _running(mark):

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refusal, reported
 from helpers import deadline, replace_call, together
 from launcher import under_mpi
-from rank_runs import MICRO_BATCHES, WIDTH, batches, command, prepared, recorded, refused_by_all
+from rank_runs import MICRO_BATCHES, WIDTH, batches, command, prepared, recorded
 
 import minidl as ml
-from minidl import models
+from minidl import models, nn, optim
 from minidl.core.schedule import Lane, ScheduleError
 from minidl.core.tasks import Kind, What, parse_task
 from minidl.core.timeline import Timeline
@@ -22,7 +23,9 @@ from minidl.plans.program import lower
 from minidl.runtime.comm import RankError
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, TaskError
-from minidl.schedulers.pipeline import add_communication
+from minidl.schedulers.pipeline import PipelineError, add_communication
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 
 def plain(name: str, ranks: int, **more: Any) -> dict[str, Any]:
@@ -84,18 +87,52 @@ def test_a_task_that_fails_is_named_and_ends_all_ranks(settings, failing, kind, 
     assert seen.keys() >= {failing, *others}
 
 
+def test_a_loss_scale_of_several_optimizers_is_refused():
+    scaler = optim.GradScaler(8.0)
+    first, second = models.mlp(12, 8, 8), models.mlp(8, 8, 5)
+    both = [optim.SGD(m.parameters(), 0.1, scaler=scaler) for m in (first, second)]
+
+    def step(x, y):
+        loss = nn.cross_entropy(second(first(x)), y)
+        loss.backward(scaler.scale)
+        for opt in both:
+            opt.step()
+        return loss
+
+    graph = ml.record(step, *batches(0)[0][:2])
+    with pytest.raises(PipelineError, match="scales its loss for several optimizers"):
+        ml.plan(graph, "gpipe", ml.CostModel.analytic(), ml.Machine(2))
+
+
+def test_the_updates_of_a_pipeline_are_not_one_launch():
+    """They are of several stages."""
+    job = Job(model_args={"preset": "tiny"}, batch_size=16, micro_batches=4, parallel="pipeline", scheduler="gpipe",
+              fusion=("updates",))
+    made = Recorded(job).plan(ml.CostModel.analytic(), ml.Machine(2))
+    assert all(np.isfinite(p) for p in made.peaks)
+    assert not any(launch.kernel == "sgd_many" for own in made.graph.launches for launch in own)
+
+
 # ---------------------------------------------------------------------------------------------------------- the command
-@under_mpi
+COMMAND = ["--model", "mlp", "--parallel", "pipeline", "--micro-batches", "4", "--steps", "3"]
+
+
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "layerpipe", "--optimizer", "adam", "--scheduler-arg", "method=outer"],
      "unknown method 'outer'; known: pipedream, intra, inter"),
     (["--scheduler", "zb_h7"], "unknown scheduler 'zb_h7' for a pipeline"),
     (["--scheduler", "gpipe", "--streams", "2"], "--streams has no effect on a network cut into a pipeline"),
-    (["--scheduler", "gpipe", "--batch-size", "10", "--micro-batches", "4"],
-     "a batch of 10 does not divide into 4 micro-batches"),
-    (["--scheduler", "gpipe", "--model-arg", "layers=1"], "stages are asked for, but the model has only")])
-def test_what_cannot_run_is_one_line(flags, line):
-    assert line in refused_by_all(4, "--model", "mlp", "--parallel", "pipeline", "--steps", "2", *flags)
+    (["--scheduler", "gpipe", "--batch-size", "10"], "a batch of 10 does not divide into 4 micro-batches")])
+def test_what_cannot_run_is_one_line(flags, line, capsys):
+    assert line in refusal(capsys, "train", *COMMAND, "--ranks", "4", *flags)
+
+
+@under_mpi
+def test_what_no_rank_can_plan_is_one_line_of_one_of_them():
+    few = ["--model-arg", "layers=1", "--micro-batches", "1"]
+    code, record, errors = command(3, *COMMAND, *few, "--scheduler", "gpipe")
+    assert (code, record, len(errors.splitlines())) == (2, None, 1), errors
+    assert "stages are asked for, but the model has only" in errors
 
 
 # ------------------------------------------------------------------------------------------------------------ timelines
@@ -208,11 +245,9 @@ def test_clocks_that_differ_are_noticed(monkeypatch):
             np.testing.assert_allclose(found, ahead, atol=0.5)
 
 
-@under_mpi
-def test_a_trace_of_ranks_has_all_their_lanes(tmp_path):
-    code, _, errors = command(2, "--model", "mlp", "--parallel", "pipeline", "--scheduler", "one_f_one_b",
-                              "--micro-batches", "4", "--steps", "3", "--trace", str(tmp_path / "trace.json"))
-    assert code == 0, errors
+def test_a_trace_of_ranks_has_all_their_lanes(tmp_path, capsys):
+    reported(capsys, "train", *COMMAND, "--ranks", "2", "--scheduler", "one_f_one_b", "--costs", "analytic", "--trace",
+             str(tmp_path / "trace.json"))
     found = Timeline.load(tmp_path / "trace.json")
     assert {str(lane) for lane in found.lanes} == {"0/main", "0/send->1", "0/recv<-1", "1/main",
                                                    "1/send->0", "1/recv<-0"}

@@ -4,13 +4,14 @@ Their bits are in test_same_bits."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from command_line import reported
+from command_line import reported, told_apart
 from helpers import deadline, refuses
 from launcher import under_mpi
-from rank_runs import COST, command, recorded, refused_by_all
+from rank_runs import COST, command, recorded
 
 import minidl as ml
 from minidl.core.schedule import Lane, RankGrid, Schedule, ScheduleError
@@ -122,12 +123,10 @@ def test_orders_of_all_reduces():
     assert units[1] != units[0], "but once the first stage's are there, they overtake what is left of them"
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "ranks", "short"), [("interleaved_zb", 2, 0.5), ("joint", 4, 0.0)])
-def test_weight_gradients_of_the_first_stages_wait_where_that_helps(name, ranks, short):
+def test_weight_gradients_of_the_first_stages_wait_where_that_helps():
     """The last ones of a rank's first k stages run last, the first stage's first; k is the one of the shortest step."""
     def plan(order, each):
-        return grid_plan(name, ranks=ranks, all_reduces=order, collective=lambda sizes: each)
+        return grid_plan("interleaved_zb", all_reduces=order, collective=lambda sizes: each)
 
     found, bare = plan("reverse_first_k", 3.0), plan("priority", 3.0)
     assert found.timeline.makespan < bare.timeline.makespan - 0.9
@@ -142,8 +141,8 @@ def test_weight_gradients_of_the_first_stages_wait_where_that_helps(name, ranks,
             work = [t for t in own if graph.kind[t] != Kind.U]
             assert work[-2:] in [[work[-2], last[min(last)]], [last[u] for u in sorted(last)]]
     assert moved
-    for each in (0.0, short):  # where nothing is gained nothing waits
-        assert (plan("reverse_first_k", each).schedule.to_csv() == plan("priority", each).schedule.to_csv())
+    for each in (0.0, 0.5):  # where nothing is gained nothing waits
+        assert plan("reverse_first_k", each).schedule.to_csv() == plan("priority", each).schedule.to_csv()
 
 
 ALONE = "0U0 spends gradients of its own replica; 2 replicas must sum them before"
@@ -311,26 +310,23 @@ def test_all_reduces_of_replicas_have_a_price(capsys):
 
 
 @under_mpi
-def test_a_run_goes_on_on_another_grid(tmp_path):
-    """Two replicas of two ranks, then two data-parallel ranks, then two replicas of three."""
-    flags = [*SMALL, "--checkpoint", str(tmp_path / "run")]
+def test_a_run_goes_on_on_another_grid(tmp_path, capsys):
+    """Two replicas of two ranks, then two data-parallel ranks of MPI, then two replicas of three."""
     data, grid = ["--parallel", "data", "--scheduler", "fifo"], ["--parallel", "pipeline", "--replicas", "2"]
-    wanted = command(2, *SMALL, *data, "--steps", "6")[1]["params_sha256"]
-    assert command(4, *flags, *grid, "--scheduler", "gpipe", "--steps", "2")[0] == 0
-    assert command(2, *flags, *data, "--steps", "4", "--resume")[0] == 0
-    code, found, errors = command(6, *flags, *grid, "--scheduler", "zb_h1", "--steps", "6", "--resume")
+    saved = ["--costs", "analytic", "--checkpoint", str(tmp_path / "run")]
+    threads = partial(reported, capsys, "train", *SMALL)
+    wanted = threads(*data, *saved[:2], "--ranks", "2", "--steps", "6")["params_sha256"]
+    threads(*grid, *saved, "--ranks", "2", "--scheduler", "gpipe", "--steps", "2")
+    code, _, errors = command(2, *SMALL, *data, *saved[2:], "--steps", "4", "--resume")
     assert code == 0, errors
+    found = threads(*grid, *saved, "--ranks", "3", "--scheduler", "zb_h1", "--steps", "6", "--resume")
     assert found["params_sha256"] == wanted
 
 
-@under_mpi
 @pytest.mark.parametrize(("ranks", "flags", "line"), [
-    (3, ["--replicas", "2", "--scheduler", "gpipe"], "3 ranks do not divide into 2 replicas of a pipeline"),
-    (2, ["--replicas", "2", "--scheduler", "gpipe"],
-     "a pipeline needs at least 2 ranks; start 4 or more for 2 replicas"),
-    (4, ["--replicas", "2", "--scheduler", "gpipe", "--micro-batches", "32"],
-     "a batch of 32 does not divide into 32 micro-batches on each of 2 replicas"),
-    (4, ["--replicas", "2", "--scheduler", "gpipe", "--scheduler-arg", "all_reduces=dear"],
-     "all_reduces is 'dear'; within a pipeline it must be fifo, priority or reverse_first_k")])
-def test_what_no_grid_can_do_is_one_line(ranks, flags, line):
-    assert line in refused_by_all(ranks, *SMALL, "--parallel", "pipeline", "--steps", "2", *flags)
+    (3, [], "3 ranks do not divide into 2 replicas of a pipeline"),
+    (2, [], "a pipeline needs at least 2 ranks; start 4 or more for 2 replicas"),
+    (4, ["--micro-batches", "32"], "a batch of 32 does not divide into 32 micro-batches on each of 2 replicas")])
+def test_what_no_grid_can_do_is_one_line(ranks, flags, line, capsys):
+    own = [*SMALL, "--parallel", "pipeline", "--replicas", "2", "--scheduler", "gpipe", *flags]
+    assert line in told_apart(capsys, *[own] * ranks)

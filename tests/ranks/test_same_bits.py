@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import rank_runs
+from command_line import reported
 from covering import covering
 from helpers import need
-from launcher import under_mpi
+from launcher import MPIEXEC, under_mpi
 from rank_runs import MICRO_BATCHES, alone, check, check_under_mpi, command
 from test_torch_grids import as_csv, torch_order
+
+from minidl import schedulers
 
 SOMETIMES, ALWAYS = 0.5, 0.05  #: a norm of gradients that some steps exceed, and one that all do
 SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo",
@@ -60,6 +63,10 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
         of(n, ranks=p, scaled=True, bad=bad, optimizer=optimizer, clip=clip) for n, p in (
             ("gpipe", 2), ("zb_h1", 3), ("one_f_one_b", 4), ("interleaved", 2), ("zb_v", 2))
         for bad in ((1,), (), (0,), (0, 2), (1, 2), (2,)) for optimizer in ("adam", "sgd") for clip in (None, ALWAYS)]),
+    "steps that replicas skip, since a gradient is not finite on one of them": (2, product(
+        scheduler=["barrier", "buckets", "priority", "reverse_first_k", "dear"], ranks=[1], replicas=[2],
+        micro_batches=[2], network=["mlp"], scaled=[True], bad=[(1,)], optimizer=["sgd", "adam"],
+        clip=[None, ALWAYS])),
     "weights of several stages": (3, [
         *(of(n, ranks=p, network=network, **more) for network in ("transposed", "everywhere") for n, p in (
             ("gpipe", 2), ("gpipe", 4), ("one_f_one_b", 2), ("one_f_one_b", 3), ("zb_h1", 4), ("interleaved", 2),
@@ -190,17 +197,29 @@ def test_a_placed_grid_leaves_the_bits_of_one_process(text: str, more: dict[str,
 
 
 # ------------------------------------------------------------------------------------------------------------------ MPI
+EXPERTS = {"scheduler": "barrier", "ranks": 1, "replicas": 3, "network": "experts", "experts_over": "data"}
+OVER_MPI = [
+    of("zb_h1", network="transposed", optimizer="adamw", clip=ALWAYS),
+    *(of(n, network="transposed", every=1, micro_batches=8) for n in ("pipedream", "layerpipe")),
+    of("one_f_one_b", network="over a stage"),
+    of("roundpipe", optimizer="adam", clip=ALWAYS, recompute="all", **MIXED),
+    of("roundpipe", optimizer="adam", offload="weights", tied=True),
+    of("zb_h1", options={"order": "hint", "cap": "2p-s"}),
+    {**EXPERTS, "micro_batches": 1, "clip": ALWAYS, "told": {"ties": True, "capacity": 2}},
+    {**EXPERTS, "micro_batches": 2, "rows": 1, "told": {"top_k": 1}}]
+
+
 @under_mpi
-@pytest.mark.parametrize(("ranks", "every"), [
-    (2, [of("gpipe"), of("one_f_one_b"), of("zb_h1"),
-         *(of(n, network="transposed", optimizer="adamw", clip=ALWAYS) for n in ("one_f_one_b", "zb_h1")),
-         *(of(n, network="transposed", every=1, micro_batches=8) for n in ("pipedream", "layerpipe"))]),
-    (3, [*(of(n, network="over a stage") for n in ("one_f_one_b", "zb_h1")),
-         *(of("roundpipe", optimizer="adam", clip=ALWAYS, **more)
-           for more in (MIXED, {"recompute": "all"}, {"offload": "weights"}))]),
-    (4, [of("gpipe"), of("one_f_one_b"), of("zb_h1")])])
-def test_ranks_of_mpi_leave_the_same_bits(ranks: int, every: list[dict[str, Any]]) -> None:
-    check_under_mpi(ranks, *every)
+def test_ranks_of_mpi_leave_the_same_bits() -> None:
+    """All in one launch, which takes longer than a training."""
+    check_under_mpi(3, *OVER_MPI)
+
+
+@pytest.mark.slow
+@under_mpi
+def test_data_parallel_ranks_of_mpi_leave_the_same_bits_under_every_policy() -> None:
+    """On more ranks than cores."""
+    check_under_mpi(4, *(of(n, ranks=1, replicas=4, micro_batches=1) for n in schedulers.names("data", exact=True)))
 
 
 ADAM = ["--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"]
@@ -217,32 +236,37 @@ COMMANDS = {
                                         "all_reduces=priority"]),
     "shares of states": ([*ADAM, "--model", "mlp"], [*HALVES, "--shard", "1"]),
     "shares of all": ([*ADAM, "--model", "mlp"], [*HALVES, "--shard", "3,prefetch=0,keep=none"])}
+PROCESSES = "concatenated", "replicas of statistics", "shares of all"  #: on ranks of MPI, the others on threads
 
 
-@under_mpi
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "shares of states" else [])
+def commanded(capsys: Any, *flags: str) -> Any:
+    return reported(capsys, "train", *flags, "--costs", "analytic")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.mpi] if name in PROCESSES else [])
                                   for name in COMMANDS])
-def test_commands_on_ranks_of_mpi_leave_the_bits_of_one_process_or_of_data_parallel_ranks(name: str) -> None:
+def test_commands_on_ranks_leave_the_bits_of_one_process_or_of_data_parallel_ranks(name: str, capsys: Any) -> None:
     flags, more = COMMANDS[name]
     flags = [*flags, "--batch-size", "16", "--micro-batches", "4", "--steps", "3"]
-    replicas = 2 if "--replicas" in more else 1
-    data = ["--parallel", "data", "--scheduler", "no_overlap"] if replicas > 1 else []
-    _, wanted, _ = command(replicas, *flags, *data)
-    code, found, errors = command(2 * replicas, *flags, "--parallel", "pipeline", *more)
-    assert code == 0, errors
-    assert found["ranks"] == 2 * replicas
+    data = ["--parallel", "data", "--scheduler", "no_overlap", "--ranks", "2"] if "--replicas" in more else []
+    wanted, piped = commanded(capsys, *flags, *data), [*flags, "--parallel", "pipeline", *more]
+    if name in PROCESSES and MPIEXEC is not None:
+        code, found, errors = command(4 if data else 2, *piped)
+        assert code == 0, errors
+    else:
+        found = commanded(capsys, *piped, "--ranks", "2")
+    assert found["ranks"] == (4 if data else 2)
     for key in ("params_sha256", "loss_first", "loss_last", "accuracy"):
         assert found[key] == wanted[key], key
 
 
 @under_mpi
-def test_large_messages_of_a_deferred_grid_travel_over_mpi(tmp_path: Any) -> None:
+def test_large_messages_of_a_deferred_grid_travel_over_mpi(tmp_path: Any, capsys: Any) -> None:
     """Of 1 MiB, which MPI sends only when they are received."""
     (file := tmp_path / "grid.csv").write_text(DEFERRED)
     flags = ["--model", "mlp", "--model-arg", "hidden=1024", "--batch-size", "512", "--micro-batches", "2",
              "--steps", "2"]
-    _, wanted, _ = command(1, *flags)
     code, found, errors = command(2, *flags, "--parallel", "pipeline", "--scheduler", str(file), "--chunks", "2")
     assert code == 0, errors
-    assert found["params_sha256"] == wanted["params_sha256"]
+    assert found["params_sha256"] == commanded(capsys, *flags)["params_sha256"]
     assert "rendezvous: no, 2SF0>0 waits for 0SF1>1 waits for 2SF0>0" in found["remarks"][0]

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
-from command_line import reported
+from command_line import refusal, reported
 from launcher import under_mpi
-from rank_runs import command, refused_by_all
+from rank_runs import command
 
 FLAGS = ["--model", "mlp", "--model-arg", "layers=4", "--lr", "0.01", "--parallel", "pipeline", "--micro-batches", "8"]
+
+
+def trained(capsys, *flags):
+    """The record of two ranks as threads."""
+    return reported(capsys, "train", *FLAGS, "--costs", "analytic", "--ranks", "2", *flags)
+
+
+def refused(capsys, *flags):
+    return refusal(capsys, "train", *FLAGS, "--costs", "analytic", "--ranks", "2", "--steps", "2", *flags)
 
 
 @under_mpi
@@ -65,60 +74,50 @@ newest = pipeline.Policy(one_f_one_b, "contiguous")
 """
 
 
-@under_mpi
-def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
+def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path, capsys):
     file, log = tmp_path / "own.py", tmp_path / "log.jsonl"
     file.write_text(OWN)
-    flags = [*FLAGS, "--scheduler", f"{file}:older", "--log-versions", str(log), "--steps", "2"]
-    code, found, errors = command(2, *flags, "--update-every", "2")
-    assert code == 0, errors
+    own, logged = ["--scheduler", f"{file}:older"], ["--log-versions", str(log)]
+    found = trained(capsys, *own, *logged, "--steps", "2", "--update-every", "2")
     assert found["staleness"] == {"mean": 1.625, "most": 2, "most_of_stages": [2, 2], "drift": 0}
     assert '{"step": 2, "task": "0F7", "version": 5}' in log.read_text().splitlines()
-    for wrong, says in ((flags, "with other updates; record it so (a scheduler of your own needs --update-every 2)"),
-                        ([*FLAGS, "--scheduler", f"{file}:newest", "--log-versions", str(log), "--steps", "2"],
-                         "own.py:newest trains on the newest weights"),
-                        ([*FLAGS, "--scheduler", "paci", "--update-every", "2"],
+    for wrong, says in ((own, "with other updates; record it so (a scheduler of your own needs --update-every 2)"),
+                        (["--scheduler", f"{file}:newest", *logged], "own.py:newest trains on the newest weights"),
+                        (["--scheduler", "paci", "--update-every", "2"],
                          "--update-every has no effect here; it goes with a scheduler of your own")):
-        assert says in refused_by_all(2, *wrong)
+        assert says in refused(capsys, *wrong)
 
 
-@under_mpi
 @pytest.mark.parametrize(("scheduler", "told", "stale"), [
     ("paci", ["mini_batches=4"], {"mean": 0.2472, "most": 1, "most_of_stages": [1, 0], "drift": 1}),
     ("layerpipe2", ["history=average"], {"mean": 0.9917, "most": 2, "most_of_stages": [2, 0], "drift": 0})])
-def test_training_without_old_weights_learns(scheduler, told, stale):
-    code, found, errors = command(2, *FLAGS, "--scheduler", scheduler, "--epochs", "3",
-                                  *(f for option in told for f in ("--scheduler-arg", option)))
-    assert code == 0, errors
+def test_training_without_old_weights_learns(scheduler, told, stale, capsys):
+    found = trained(capsys, "--scheduler", scheduler, "--epochs", "3", "--scheduler-arg", *told)
     assert found["staleness"] == stale
     assert found["accuracy"] > 0.8
 
 
-@under_mpi
-def test_weights_follow_to_other_ranks_over_mpi(tmp_path):
+def test_weights_follow_to_other_ranks(tmp_path, capsys):
     log = tmp_path / "log.jsonl"
-    code, found, errors = command(2, *FLAGS, "--model-arg", "layers=3", "--costs", "analytic", "--scheduler",
-                                  "layerpipe", "--epochs", "2", "--log-versions", str(log))
-    assert code == 0, errors
+    found = trained(capsys, "--model-arg", "layers=3", "--scheduler", "layerpipe", "--epochs", "2", "--log-versions",
+                    str(log))
     assert found["accuracy"] > 0.8
     assert any("U7/1" in line for line in log.read_text().splitlines())
 
 
-@under_mpi
-def test_a_stale_run_goes_on_where_it_was(tmp_path):
+def test_a_stale_run_goes_on_where_it_was(tmp_path, capsys):
     """A run settles at the end of an epoch, whether it saves or not."""
-    flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--optimizer", "adam"]
-    wanted = command(2, *flags, "--epochs", "2")[1]["params_sha256"]
-    assert command(2, *flags, "--epochs", "1", "--checkpoint", str(tmp_path / "run"))[0] == 0
-    assert command(2, *flags, "--epochs", "2", "--checkpoint", str(tmp_path / "run"),
-                   "--resume")[1]["params_sha256"] == wanted
+    flags = ["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--optimizer", "adam", "--epochs"]
+    saved = ["--checkpoint", str(tmp_path / "run")]
+    wanted = trained(capsys, *flags, "2")["params_sha256"]
+    trained(capsys, *flags, "1", *saved)
+    assert trained(capsys, *flags, "2", *saved, "--resume")["params_sha256"] == wanted
 
 
-@under_mpi
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=3"],
      "pipedream_2bw updates after each mini-batch, so the number of mini-batches"),
     (["--scheduler", "gpipe", "--log-versions", "x.jsonl"],
      "--log-versions has no effect here; it goes with a scheduler that trains on older weights")])
-def test_what_cannot_be_stale_is_one_line(flags, line):
-    assert line in refused_by_all(2, *FLAGS, "--steps", "2", *flags)
+def test_what_cannot_be_stale_is_one_line(flags, line, capsys):
+    assert line in refused(capsys, *flags)
