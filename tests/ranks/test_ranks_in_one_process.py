@@ -10,7 +10,7 @@ from shutil import which
 
 import pytest
 from command_line import refusal, reported
-from helpers import PATIENCE
+from helpers import PATIENCE, ROOT
 
 from minidl.cli import distributed, main
 from minidl.pricing.cost import CostModel
@@ -88,7 +88,7 @@ def test_a_file_of_code_runs_once_for_all_ranks(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [["pipeline", "--scheduler", "zb_h1"], ["data", "--scheduler", "fifo"]])
 def test_dropout_goes_on_from_a_checkpoint_on_every_rank(capsys, tmp_path, parallel):
-    network = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", "pydoc", "--batch-size", "6",
+    network = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", str(ROOT / "SECURITY.md"), "--batch-size", "6",
                "--micro-batches", "2", "--costs", "analytic", "--parallel", *parallel, "--ranks", "3"]
     whole = trained(capsys, "--steps", "3", network=network)
     kept = ["--checkpoint", str(tmp_path / "run")]

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import ROOT
 
 from minidl.cli import main
 from minidl.training.metrics import numbers_of
 
-RUN = ["train", "--model", "moe_gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=2", "--data", "pydoc",
+TEXT = str(ROOT / "SECURITY.md")  #: short, so that it is soon evaluated
+RUN = ["train", "--model", "moe_gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=2", "--data", TEXT,
        "--batch-size", "8", "--steps", "3", "--costs", "analytic", "--json"]
 PIPELINE = "--parallel pipeline --ranks 2 --micro-batches 4 --scheduler "
 DROPS, BIAS = "--model-arg capacity=20 ", "--model-arg bias_rate=0.01 --model-arg shared=1 --model-arg score=sigmoid "
