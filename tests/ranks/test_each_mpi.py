@@ -3,7 +3,6 @@ numbers, and adds them itself, in the order of the ranks."""
 
 from __future__ import annotations
 
-import json
 import os
 from functools import cache
 
@@ -11,12 +10,12 @@ import pytest
 import random_jobs
 from cancelling_sums import RANKS, check, rows
 from each_mpi import needed, start, under_each_mpi
-from helpers import ROOT, python
+from helpers import ROOT
 
 from minidl.runtime.comm.loopback import run_ranks
 
 HERE = ROOT / "tests" / "ranks"
-JOBS, SHORT = int(os.environ.get("MINIDL_MPI_JOBS", "40")), 8
+JOBS, SHORT = int(os.environ.get("MINIDL_MPI_JOBS", "40")), 4
 
 
 @cache
@@ -36,19 +35,6 @@ def test_each_mpi_gives_the_bits_of_loop_back(name: str) -> None:
     done = start(needed(name), name, RANKS, str(HERE / "cancelling_sums.py"))
     assert done.returncode == 0, done.stderr
     assert in_one_process() in done.stdout.split()
-
-
-@pytest.mark.slow
-@under_each_mpi
-def test_a_network_in_shards_has_the_same_bits_under_each_mpi(name: str) -> None:
-    found = needed(name)
-    train = ["-m", "minidl", "train", "--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic",
-             "--steps", "3", "--optimizer", "adam", "--json"]
-    alone = python(*train, "--micro-batches", "2")
-    done = start(found, name, 2, *train, "--parallel", "data", "--scheduler", "barrier", "--shard", "2")
-    assert done.returncode == 0, done.stderr
-    line = done.stdout.splitlines()[0]  # Open MPI may add codes of a terminal
-    assert json.loads(line)["params_sha256"] == json.loads(alone.stdout)["params_sha256"]
 
 
 @cache

@@ -150,16 +150,17 @@ def run(capsys: Any, steps: int, *flags: str) -> dict[str, Any]:
     return reported(capsys, "train", *RUN, "--steps", str(steps), *flags)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.wide) for n in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in range(1, 4))])
 @pytest.mark.parametrize("group", GROUPS, ids=["one order", "another order"])
 def test_a_run_goes_on_on_any_ranks_with_the_bits_of_one_that_never_stopped(
         group: dict[str, list[str]], seed: int, capsys: Any, tmp_path: Path) -> None:
-    draw = random.Random(seed)
-    names = draw.sample(sorted(group), 3)
-    whole = run(capsys, 6, *group[draw.choice(names)])
-    for steps, name in zip((2, 4, 6), names, strict=True):
+    """It goes through all layouts, in an order drawn from the seed."""
+    names = random.Random(seed).sample(sorted(group), len(group))
+    whole = run(capsys, len(names), *group[names[0]])
+    for steps, name in enumerate(names, 1):
         found = run(capsys, steps, *group[name], "--checkpoint", str(tmp_path / "run"),
-                    *(["--resume"] if steps > 2 else []))
+                    *(["--resume"] if steps > 1 else []))
+        assert found["steps"] == 1
     assert found["params_sha256"] == whole["params_sha256"], names
     assert len([*(tmp_path / "run").iterdir()]) == 1
 
