@@ -404,22 +404,15 @@ def test_two_runs_do_not_save_to_one_folder(capsys, tmp_path):
         assert "another run saves to" in refusal(capsys, *run_it, "--resume")
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    (["--model-arg", "hidden=24"], "another model"), (["--seed", "5"], "seed"), (["--optimizer", "adam"], "optimizer"),
-    (["--batch-size", "8"], "batch_size")])
-def test_a_checkpoint_of_another_run_is_refused(capsys, tmp_path, change, says):
-    folder = str(tmp_path / "run")
-    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
-    assert says in refusal(capsys, "train", *SMALL, *change, "--steps", "4", "--checkpoint", folder, "--resume")
-
-
-def test_a_checkpoint_is_not_overwritten_unasked(capsys, tmp_path):
-    folder = str(tmp_path / "run")
-    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
-    assert "--resume" in refusal(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)
-    assert "already has 2 steps" in refusal(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--resume")
-    code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", str(tmp_path / "none"), "--resume")
-    assert code == 2
+def test_a_checkpoint_of_another_run_is_refused_and_none_is_overwritten_unasked(capsys, tmp_path):
+    command = ["train", *SMALL, "--steps", "2", "--checkpoint", str(tmp_path / "run")]
+    assert run(capsys, *command)[0] == 0
+    for change, says in ((["--model-arg", "hidden=24"], "another model"), (["--seed", "5"], "seed"),
+                         (["--optimizer", "adam"], "optimizer"), (["--batch-size", "8"], "batch_size")):
+        assert says in refusal(capsys, *command, *change, "--steps", "4", "--resume")
+    assert "--resume" in refusal(capsys, *command)
+    assert "already has 2 steps" in refusal(capsys, *command, "--resume")
+    assert run(capsys, *command[:-1], str(tmp_path / "none"), "--resume")[0] == 2
 
 
 @pytest.mark.parametrize("verb", ["train", "compare"])

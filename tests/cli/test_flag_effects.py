@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pipelines
 import pytest
 from command_line import refusal, shown
 from test_flags import COMMANDS, VALUES
@@ -64,8 +65,9 @@ def does(capsys: Any, argv: list[str]) -> tuple[int, Any, str, list[str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Path:
-    """A folder with a table, costs and plans."""
+    """A folder with a table, costs and plans; searches try few candidates."""
     monkeypatch.chdir(tmp_path)
+    pipelines.little_effort(monkeypatch)
     values = np.random.default_rng(0).random((80, 12)).round(3)
     rows = [",".join(map(str, [*row, i % 3])) for i, row in enumerate(values)]
     Path("table.csv").write_text("\n".join([",".join([f"x{i}" for i in range(12)] + ["label"]), *rows]) + "\n")

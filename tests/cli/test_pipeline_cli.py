@@ -95,7 +95,7 @@ def _only(flags, *wanted):
     return [word for pair in zip(flags[::2], flags[1::2], strict=True) if pair[0] in wanted for word in pair]
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_plan_saves_check_accepts(capsys, tmp_path, count):
     seed = 1 if count == 15 else int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32))
     with capsys.disabled():
