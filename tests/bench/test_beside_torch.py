@@ -50,9 +50,8 @@ def test_a_network_has_a_ratio_to_torch_for_each_number_of_threads():
 
 
 # ----------------------------------------------------------------------------------------------------------- wide tasks
-@pytest.mark.parametrize("cores", [(2, 4), pytest.param(wide.CORES, marks=pytest.mark.slow)])
-def test_chosen_widths_are_never_predicted_slower_than_whole_tasks_or_one_core(monkeypatch, cores):
-    monkeypatch.setattr(wide, "CORES", cores)
+def test_chosen_widths_are_never_predicted_slower_than_whole_tasks_or_one_core(monkeypatch):
+    monkeypatch.setattr(wide, "CORES", (2, 4))
     monkeypatch.setattr(wide, "CASES", {"small": (lambda: models.mlp(16, 32, 32, 10), (32, 16), 0)})
     gains = wide.scaling("small", 0.04)["speedup"]
     assert [*gains] == [*wide.SCALED]

@@ -249,11 +249,6 @@ def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_p
     assert all(excluded.search(name) for name in theirs)
 
 
-def test_parts_that_are_needed_most_come_first():
-    assert list(gpu_proof.PARTS) == ["smoke", "tests", "kernels", "table", "nccl", "copies", "launch", "shares",
-                                     "ladder", "mpi", "sanitizer", "references"]
-
-
 def test_the_ladder_goes_on_where_it_stopped(proved, tmp_path, monkeypatch):
     name = "bf16 a0.25 32px, compiled"
     times = {"minidl": "E3 in_order", "step_ms": {"E3 in_order": {"median": 2}}, "left_out": {},

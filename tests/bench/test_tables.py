@@ -128,9 +128,10 @@ def shown(svg: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_pipelines_have_rows_and_simulated_ones_keep_their_bounds(results):
+def test_pipelines_have_rows_and_simulated_ones_keep_their_bounds(results, monkeypatch):
     import pipeline_parallel
 
+    monkeypatch.setattr(pipeline_parallel, "SIMULATED", (4, 16))
     folder, write = results
     times = {"median": 1.25, "p10": 1.0, "p90": 1.5, "n": 5}
     arms = {s: {"speed_up_over_gpipe": times, "prediction_error": {"median": e, "worst": e}, "bubble": 0.2,
