@@ -140,7 +140,8 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (replicas, STAGES, lambda draft, choices: draft.machine.replicas > 1 and not draft.read),
     (shard, BOTH, lambda draft, choices: choices.shard.level),  # when sums have their place
     # of a step that is not cut, which has all its tasks now: parts get lanes
-    (side_by_side, BOTH, lambda draft, choices: not draft.read and (unpack(draft.order.keys).part > 1).any()),
+    (side_by_side, BOTH, lambda draft, choices: not draft.read and draft.schedule is not None and (
+        unpack(draft.schedule.keys).part > 1).any()),
     (more_overlap, STAGES, lambda draft, choices: choices.options.get("overlap")),  # when all that talks has its place
     (in_time, STAGES, lambda draft, choices: _bounded(draft, choices) and choices.options.get("overlap")),
     (split, STAGES, _cut),  # last: stages in order, and
