@@ -282,6 +282,8 @@ def test_diff_tells_rows():
 
 def test_pairs_are_pairs_in_each_iteration():
     schedule = Schedule.from_names({Lane(0): ["0F0", "(1F0;0B0)", "1B0"], Lane(1): ["0F1", "1F1"]})
+    assert schedule.names(0)[1] == "(1F0;0B0)"
+    assert "1F0&0B0" in schedule.grid(), "they share a cell"
     assert schedule.repeated(2).joined.tolist() == [False, False, True, False] * 2 + [False] * 4
     assert Schedule.from_names({Lane(0): ["0F0", "0B0"]}).repeated(2).joined is None
 
