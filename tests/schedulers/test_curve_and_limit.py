@@ -1,5 +1,4 @@
-"""The curve and a memory limit search the same plans: each peak of the curve, as a limit, gives a plan that is as fast.
-If no plan fits, the message gives the smallest peak of the curve."""
+"""Each peak of the curve, as a limit, gives a plan that is as fast; the smallest one is the least that can be had."""
 
 from __future__ import annotations
 
@@ -27,11 +26,12 @@ def network(name: str) -> list[str]:
         [*RANKS, "--scheduler", "barrier", "--shard", "3"],
         [*STAGES, "--micro-batches", "2", "--replicas", "2", "--scheduler", "gpipe"])),
     *(pytest.param([*network(name), "--scheduler", policy], marks=pytest.mark.slow) for name, policy in (
-        ("lenet", "multi_region"), ("resnet20", "in_order"), ("gpt", "multi_stream"), ("densenet121", "in_order")))],
+        ("gpt", "multi_stream"), ("densenet121", "in_order")))],
     ids=" ".join)
 def test_each_point_of_the_curve_can_be_had_by_a_limit(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     _, record = run_json(capsys, "plan", *flags, "--curve")
-    for point in record["curve"]:
+    points = record["curve"][::-1]  # from the least memory on
+    for point in points[:: -(-len(points) // 4)]:
         code, made = run_json(capsys, "plan", *flags, "--memory-limit", str(point["peak_bytes"]))
         assert code == 0
         assert made["peak_bytes"] <= point["peak_bytes"]
@@ -49,9 +49,8 @@ def test_each_point_of_the_curve_can_be_had_by_a_limit(capsys: pytest.CaptureFix
     [*MLP, "--model-arg", "hidden=8", "--model-arg", "layers=8", "--batch-size", "4", "--scheduler", "multi_stream"],
     *(pytest.param(flags, marks=pytest.mark.wide) for flags in (
         [*RANKS, "--scheduler", "barrier", "--optimizer", "adam"], [*RANKS, "--scheduler", "no_overlap"],
-        [*STAGES, "--micro-batches", "2", "--replicas", "2", "--scheduler", "gpipe", "--optimizer", "adam"],
-        [*network("gpt"), "--batch-size", "8", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2",
-         "--replicas", "2", "--scheduler", "zb_h1"]))], ids=" ".join)
+        [*STAGES, "--micro-batches", "2", "--replicas", "2", "--scheduler", "zb_h1", "--optimizer", "adam"]))],
+    ids=" ".join)
 def test_no_flags_beat_the_curve(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
     _, record = run_json(capsys, "plan", *flags, "--curve")
     levels = ("0", "1", "2", "3") if "--parallel" in flags else ("0",)

@@ -26,7 +26,7 @@ from minidl.training.recorded import Recorded
 
 @st.composite
 def chains(draw: st.DrawFn) -> Chain:
-    n = draw(st.integers(1, 8))
+    n = draw(st.integers(1, 6))
 
     def some(low: int, high: int) -> np.ndarray:
         return np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), np.int64)
@@ -38,8 +38,7 @@ def chains(draw: st.DrawFn) -> Chain:
 
 
 def played(of: Chain, choice: tuple[int, ...]) -> tuple[float, int] | None:
-    """(time, most bytes) of a choice, moment by moment; None for one that computes a block again without its input
-    being kept at the begin of a run."""
+    """(time, most bytes) of a choice, moment by moment; None if a block's input is not there to compute it again."""
     n = len(of.whole)
     if any(a == NOTHING and b in (WHOLE, MOST) for a, b in pairwise([*choice, WHOLE])):
         return None

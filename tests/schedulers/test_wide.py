@@ -18,7 +18,7 @@ from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, widths
 from minidl.pricing.cost import CostError, counts_up_to
 from minidl.schedulers.search.wide import CHAIN, balanced, choices, in_widths
-from minidl.schedulers.shared_lanes import critical_path, shared
+from minidl.schedulers.shared_lanes import critical_path
 
 COST = ml.CostModel.analytic(flops_per_us=2e3)
 
@@ -58,15 +58,6 @@ def test_a_report_says_how_many_tasks_are_in_parts(mlp: TaskGraph):
     assert "in up to" not in whole.timeline.report()
 
 
-@pytest.mark.parametrize("streams", [2, 3, 4])
-def test_a_shared_order_is_valid_on_any_number_of_lanes(mlp: TaskGraph, streams: int):
-    graph = ml.plan(mlp, "in_order", COST, split=streams).graph
-    schedule = shared(graph, COST, [f"lane{i}" for i in range(streams)])
-    schedule.validate(graph)
-    assert sorted(schedule.ids(graph).tolist()) == list(range(len(graph)))
-    assert len({lane.name for lane in schedule.lanes}) == streams
-
-
 @pytest.mark.parametrize("cores", [1, 2, 6, 16])
 @pytest.mark.parametrize("split", [1, 2, "auto"])
 def test_by_default_no_number_of_streams_up_to_the_cores_is_faster(mlp: TaskGraph, cores: int, split: Any):
@@ -94,8 +85,7 @@ def test_numbers_of_streams_go_up_to_the_cores():
 
 
 def part_costs(graph: TaskGraph, seed: int, gains: int = 16) -> ml.CostModel:
-    """Measured costs at random of whole tasks, and of parts that take more than their share, and hardly less if there
-    are more than `gains`."""
+    """Measured costs at random: parts take more than their share, and hardly less if there are more than `gains`."""
     rng, tasks = np.random.default_rng(seed), dict[str, float]()
     for name in (t.name for t in graph):
         whole, lost = float(rng.lognormal(5, 1)), float(rng.uniform(0, 0.2))
@@ -105,12 +95,11 @@ def part_costs(graph: TaskGraph, seed: int, gains: int = 16) -> ml.CostModel:
     return ml.CostModel(tasks, source="measured", sync=0.5)
 
 
-@pytest.mark.parametrize(("seed", "most"), [(0, 5), *(pytest.param(seed, 16, marks=pytest.mark.slow)
-                                                      for seed in range(4))])
+@pytest.mark.parametrize(("seed", "most"), [(0, 3), pytest.param(2, 16, marks=pytest.mark.slow)])
 def test_more_cores_are_never_predicted_slower_nor_is_auto_than_one_stream_or_full_width(
         mlp: TaskGraph, seed: int, most: int):
     cost, before = part_costs(mlp, seed, gains=2 + seed), {"auto": np.inf, 1: np.inf}
-    for cores in range(1, most + 1):
+    for cores in (n for n in (1, 2, 3, 4, 5, 8, 11, 16) if n <= most):
         now = {split: ml.plan(mlp, "multi_stream", replace(cost, cores=cores), split=split).step for split in before}
         assert all(now[split] <= before[split] * (1 + 1e-9) for split in now)
         assert now["auto"] <= now[1] <= ml.plan(mlp, "in_order", cost).step * (1 + 1e-9)
