@@ -1,5 +1,4 @@
-"""The page of --html, in a real browser: it says what `explain` says, finds every task under the pointer, needs nothing
-else, and holds a hundred thousand tasks."""
+"""The page of --html, in a real browser: it says what `explain` says, and holds a hundred thousand tasks."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ from minidl.training.trainer import Trainer
 from minidl.views.page import Shown, page
 
 SCHEDULERS = ("in_order", "multi_stream")
+TITLES = "page.layout().rows.filter((r) => r.kind === 'title').map((r) => r.text.split(':')[0])"
 SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--costs", "analytic"]
 
 
@@ -60,34 +60,20 @@ PLANS = {"zb_h1": lambda: pipelined("zb_h1"), "dualpipe": lambda: pipelined("dua
          "in_order": lambda: network("in_order")}
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_the_page_explains_every_task_as_explain_does(name, chromium, tmp_path):
-    plan = PLANS[name]()
-    graph, schedule, _ = plan.priced
-    begin = plan.timeline.begin
-    with opened(chromium, written(tmp_path, Shown.of(plan)), ready="window.page") as tab:
-        said = tab.evaluate("page.plans[0].predicted.names.map((name) => page.explained(name))")
-    assert len(said) == len(graph)
-    for one in said:
-        found = explain(graph, schedule, plan.cost, one["task"])
-        for what in ("lane", "lane_before", "lane_after"):
-            assert one[what] == getattr(found, what)
-        assert one["label"] == found.label.replace("(", "").replace(")", "")
-        for what in ("may_start", "start", "end", "must_end"):
-            assert one[what] == getattr(found, what) - begin
-        assert one["slack"] == pytest.approx(found.slack, abs=1e-9)
-        assert one["needs"] == list(found.needs)
-        assert sorted(one["needed_by"]) == sorted(found.needed_by)
-    if plan.synthetic:
-        return
-    for one in said:
-        task = graph[graph.index(one["task"])]
-        for what, buffers in (("reads", task.reads), ("writes", task.writes)):
-            assert sorted(map(tuple, one[what])) == sorted((b.name, b.bytes) for b in buffers)
+def contrast(a: list[float], b: list[float]) -> float:
+    """The contrast of two colours as WCAG 2 defines it."""
+    def light(colour: list[float]) -> float:
+        parts = [c / 255 for c in colour]
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    high, low = sorted((light(a), light(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_hover_click_find_and_zoom(dark, chromium, tmp_path):
+def test_hover_click_find_zoom_and_contrast(dark, chromium, tmp_path):
+    """Text has a contrast of at least 4.5 to 1, as WCAG AA asks for."""
     plan = PLANS["zb_h1"]()
     with opened(chromium, written(tmp_path, Shown.of(plan), task="2O3"), dark=dark, ready="window.page") as tab:
         assert tab.evaluate("page.chosen()") == "2O3", "the task of the command comes first"
@@ -97,6 +83,15 @@ def test_hover_click_find_and_zoom(dark, chromium, tmp_path):
         pixel = tab.evaluate("page.draw() || [...document.getElementById('canvas').getContext('2d')"
                              ".getImageData(2, 2, 1, 1).data].slice(0, 3)")
         assert pixel == ([13, 17, 23] if dark else [255, 255, 255]), "the canvas follows the mode too"
+        colour = tab.evaluate("""() => {
+            const rgb = (text) => { const c = document.createElement('canvas').getContext('2d'); c.fillStyle = text;
+              c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3); };
+            const style = getComputedStyle(document.documentElement);
+            return Object.fromEntries(['card', 'ink', 'soft', 'track', 'mark', 'path']
+              .map((n) => [n, rgb(style.getPropertyValue('--' + n))])); }""")
+        pairs = [(text, "card") for text in ("ink", "soft", "mark", "path")] + [("ink", "track")]
+        assert all(contrast(colour[text], colour[below]) >= 4.5 for text, below in pairs), colour
+        assert tab.evaluate("[page.share(-1e-9, 1), page.share(-0.01, 1)]") == ["0.0 %", "-1.0 %"], "0 has no sign"
         x, y = place(tab, "1W2")
         tab.mouse.move(x, y)
         found = explain(*plan.priced[:2], plan.cost, "1W2")
@@ -193,10 +188,9 @@ def test_several_plans_on_one_page(chromium, tmp_path):
     shown = [Shown.of(PLANS[name]()) for name in ("in_order", "multi_stream")]
     with opened(chromium, written(tmp_path, *shown), ready="window.page") as tab:
         assert tab.locator("#plan option").all_inner_texts() == ["all", "in_order", "multi_stream"]
-        rows = "page.layout().rows.filter((r) => r.kind === 'title').map((r) => r.text.split(':')[0])"
-        assert tab.evaluate(rows) == ["in_order, predicted", "multi_stream, predicted"], "below each other"
+        assert tab.evaluate(TITLES) == ["in_order, predicted", "multi_stream, predicted"], "below each other"
         tab.select_option("#plan", "1")
-        assert tab.evaluate(rows)[0] == "predicted"
+        assert tab.evaluate(TITLES)[0] == "predicted"
         assert tab.evaluate("page.explained('1F0').task") == "1F0"
         assert "multi_stream" in tab.inner_text("#plan")
 
@@ -320,56 +314,29 @@ def test_the_keyboard_reaches_every_task(chromium, tmp_path):
         assert "There is no task 99W9 here; names are like" in tab.inner_text("#explain")
 
 
-def contrast(a: list[float], b: list[float]) -> float:
-    """The contrast of two colours as WCAG 2 defines it."""
-    def light(colour: list[float]) -> float:
-        parts = [c / 255 for c in colour]
-        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    high, low = sorted((light(a), light(b)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_text_has_contrast_in_both_themes(dark, chromium, tmp_path):
-    """At least 4.5 to 1, as WCAG AA asks for."""
-    with opened(chromium, written(tmp_path, Shown.of(PLANS["zb_h1"]())), dark=dark, ready="window.page") as tab:
-        found = tab.evaluate("""() => {
-            const rgb = (text) => { const c = document.createElement('canvas').getContext('2d'); c.fillStyle = text;
-              c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3); };
-            const style = getComputedStyle(document.documentElement);
-            return Object.fromEntries(['card', 'ink', 'soft', 'track', 'mark', 'path']
-              .map((n) => [n, rgb(style.getPropertyValue('--' + n))])); }""")
-    for text in ("ink", "soft", "mark", "path"):
-        assert contrast(found[text], found["card"]) >= 4.5, text
-    assert contrast(found["ink"], found["track"]) >= 4.5
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_compare_opens_with_its_table_and_all_timelines(width, chromium, tmp_path, capsys):
+def test_compare_opens_with_its_table_and_all_timelines(chromium, tmp_path, capsys):
     path = tmp_path / "out.html"
     assert main(["compare", *SMALL, "--steps", "3", "--schedulers", ",".join(SCHEDULERS), "--html", str(path),
                  "--json"]) == 0
     arms = json.loads(capsys.readouterr().out)["arms"]
-    with opened(chromium, path, ready="window.page", width=width) as tab:
-        assert tab.evaluate("document.querySelector('header > div').id") == "arms"
-        rows = [row.locator("td").all_inner_texts() for row in tab.locator("#arms tbody tr").all()]
-        median = [arm["step_ms"]["median"] for arm in arms]
-        assert [row[0] for row in rows] == [arm["scheduler"] for arm in arms]
-        assert [float(row[3]) for row in rows] == pytest.approx([median[0] / m for m in median], abs=0.006)
-        titles = tab.evaluate("page.layout().rows.filter((r) => r.kind === 'title').map((r) => r.text.split(':')[0])")
-        assert titles == [f"{name}, {what}" for what in ("measured", "predicted") for name in SCHEDULERS]
-        said = tab.inner_text("body")
-        assert not re.search(r"fits|\b(true|false)\b|-0\.0+ ?%|\[object", said)
-        assert "yes\nbit identical" in said
-        tab.evaluate("page.find('1W0')")
-        assert "in_order, measured, lane 0/main" in tab.inner_text("#explain")
-        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    for width in (1280, 390):
+        with opened(chromium, path, ready="window.page", width=width) as tab:
+            assert tab.evaluate("document.querySelector('header > div').id") == "arms"
+            rows = [row.locator("td").all_inner_texts() for row in tab.locator("#arms tbody tr").all()]
+            median = [arm["step_ms"]["median"] for arm in arms]
+            assert [row[0] for row in rows] == [arm["scheduler"] for arm in arms]
+            assert [float(row[3]) for row in rows] == pytest.approx([median[0] / m for m in median], abs=0.006)
+            assert tab.evaluate(TITLES) == [
+                f"{name}, {what}" for what in ("measured", "predicted") for name in SCHEDULERS]
+            said = tab.inner_text("body")
+            assert not re.search(r"fits|\b(true|false)\b|-0\.0+ ?%|\[object", said)
+            assert "yes\nbit identical" in said
+            tab.evaluate("page.find('1W0')")
+            assert "in_order, measured, lane 0/main" in tab.inner_text("#explain")
+            assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_run_has_its_curves_on_top(width, chromium, tmp_path, capsys):
+def test_a_run_has_its_curves_on_top(chromium, tmp_path, capsys):
     path = tmp_path / "out.html"
     assert main(["train", *SMALL, "--epochs", "3", "--batch-size", "512", "--html", str(path), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -380,12 +347,13 @@ def test_a_run_has_its_curves_on_top(width, chromium, tmp_path, capsys):
     assert [column(losses)[0], column(losses)[-1]] == pytest.approx([record["loss_first"], record["loss_last"]])
     assert (name, len(column(at)), column(at)[-1]) == ("test", 3, record["steps"])
     assert column(curves["accuracy"][0][2])[-1] == record["accuracy"]
-    with opened(chromium, path, ready="window.page", width=width) as tab:
-        box = tab.locator("#curves svg").first.bounding_box()
-        assert box["y"] < tab.locator("#canvas").bounding_box()["y"]
-        assert box["x"] + box["width"] <= width
-        tab.mouse.move(box["x"] + box["width"] - 3, box["y"] + 60)
-        assert f"training {record['loss_last']:.4g} at step {record['steps']}" in tab.inner_text("#tip")
+    for width in (1280, 390):
+        with opened(chromium, path, ready="window.page", width=width) as tab:
+            box = tab.locator("#curves svg").first.bounding_box()
+            assert box["y"] < tab.locator("#canvas").bounding_box()["y"]
+            assert box["x"] + box["width"] <= width
+            tab.mouse.move(box["x"] + box["width"] - 3, box["y"] + 60)
+            assert f"training {record['loss_last']:.4g} at step {record['steps']}" in tab.inner_text("#tip")
 
 
 def test_a_long_curve_is_shown_as_means():
@@ -424,23 +392,20 @@ def test_the_critical_path_is_one_chain_for_the_list_and_for_each_task(chromium,
         assert "critical path" not in found
 
 
-def test_a_share_of_almost_nothing_has_no_sign(chromium, tmp_path):
-    with opened(chromium, written(tmp_path, Shown.of(PLANS["in_order"]())), ready="window.page") as tab:
-        assert tab.evaluate("[page.share(-1e-9, 1), page.share(-0.01, 1)]") == ["0.0 %", "-1.0 %"]
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", PLANS)
-def test_the_graph_has_every_task_and_every_edge(name, width, chromium, tmp_path):
+def test_every_task_is_explained_as_explain_does_and_drawn_with_its_edges(name, width, chromium, tmp_path):
     plan = PLANS[name]()
-    graph = plan.priced[0]
+    graph, schedule, _ = plan.priced
+    names, begin = [graph.name(t) for t in range(len(graph))], plan.timeline.begin
     edges = {(graph.name(p), graph.name(t)) for t in range(len(graph)) for p in graph.preds[t]}
     with opened(chromium, written(tmp_path, Shown.of(plan)), ready="window.page", width=width) as tab:
+        said = tab.evaluate("page.plans[0].predicted.names.map((name) => page.explained(name))")
         drawn = tab.evaluate("[...document.querySelectorAll('#graph path')].map((e) => [e.dataset.from, e.dataset.to])")
         assert sorted(map(tuple, drawn)) == sorted(edges)
         boxes = tab.evaluate("""[...document.querySelectorAll('#graph g')].map((g) => {
             const r = g.querySelector('rect').getBBox(); return [g.dataset.task, r.x, r.y]; })""")
-        assert sorted(b[0] for b in boxes) == sorted(graph.name(t) for t in range(len(graph)))
+        assert sorted(b[0] for b in boxes) == sorted(names) == sorted(one["task"] for one in said)
         assert len({(x, y) for _, x, y in boxes}) == len(boxes), "no task covers another"
         height = {task: y for task, _, y in boxes}
         assert max(height[t] for t in height if "F" in t) < min(height[t] for t in height if "F" not in t)
@@ -448,6 +413,20 @@ def test_the_graph_has_every_task_and_every_edge(name, width, chromium, tmp_path
         tab.locator(f"#graph g[data-task='{task}']").click()
         assert tab.evaluate("page.chosen()") == task
         assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    for one in said:
+        found = explain(graph, schedule, plan.cost, one["task"])
+        for what in ("lane", "lane_before", "lane_after"):
+            assert one[what] == getattr(found, what)
+        assert one["label"] == found.label.replace("(", "").replace(")", "")
+        for what in ("may_start", "start", "end", "must_end"):
+            assert one[what] == getattr(found, what) - begin
+        assert one["slack"] == pytest.approx(found.slack, abs=1e-9)
+        assert one["needs"] == list(found.needs)
+        assert sorted(one["needed_by"]) == sorted(found.needed_by)
+        if not plan.synthetic:
+            own = graph[graph.index(one["task"])]
+            for what, buffers in (("reads", own.reads), ("writes", own.writes)):
+                assert sorted(map(tuple, one[what])) == sorted((b.name, b.bytes) for b in buffers)
 
 
 @pytest.mark.parametrize(("micro_batches", "drawn"), [(166, True), (170, False)])
