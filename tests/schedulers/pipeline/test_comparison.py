@@ -120,13 +120,12 @@ def test_it_need_not_be_transitive() -> None:
     assert mine.schedule.to_csv() == pipelines.plan("one_f_one_b", 4, 9).schedule.to_csv()
 
 
-@settings(max_examples=drawn(30), deadline=None)
+@settings(max_examples=drawn(30))
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 2), st.integers(0, 2**32 - 1), st.booleans(),
        st.floats(0, 1))
 def test_random_answers_are_kept_or_refused(ranks: int, micro_batches: int, chunks: int, seed: int, fused: bool,
                                             share: float) -> None:
-    """For drawn pairs the comparison follows a drawn order. The result is a legal plan that keeps all answers, or a
-    circle whose edges are answers or data."""
+    """The result is a legal plan that keeps all answers, or a circle whose edges are answers or data."""
     rng = np.random.default_rng(seed)
     rank_of, said = {}, {}
 

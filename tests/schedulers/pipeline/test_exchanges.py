@@ -1,5 +1,4 @@
-"""Exchanges of pipelines on given times: a rank waits for them, but a pair's tasks compute while the other's travel.
-Their price and that of messages, in orders that are read."""
+"""Exchanges of pipelines on given times: a rank waits for them, but a pair's tasks compute beside the other's."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import golden_plans
 import numpy as np
+import pipelines
 import pytest
 from command_line import run_json
 
@@ -22,8 +23,12 @@ from minidl.schedulers.pipeline.hint import cap_of
 
 POLICIES = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "fast_forward_strict",
             "fast_forward_push", "fast_forward_push_released", "interleaved", "interleaved_zb", "modulo",
-            "modulo_greedy", "looped_bfs", "hanayo", "chimera", "seq1f1b"]
-SEARCHES = [pytest.param(name, marks=pytest.mark.slow) for name in ("zb_v", "v_half", "v_min")]
+            "modulo_greedy", "looped_bfs", "hanayo", "chimera", "seq1f1b", "zb_v", "v_half", "v_min"]
+
+
+@pytest.fixture(autouse=True)
+def _little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipelines.little_effort(monkeypatch)
 
 
 def plan(times: Pipeline, name: str, ranks: int, **more: Any) -> Any:
@@ -41,7 +46,7 @@ def random_times(random: np.random.Generator, name: str) -> tuple[Pipeline, int]
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("name", [*POLICIES, *SEARCHES])
+@pytest.mark.parametrize("name", POLICIES)
 def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> None:
     random = np.random.default_rng(len(name))
     for _ in range(2):

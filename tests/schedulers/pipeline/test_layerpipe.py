@@ -52,7 +52,7 @@ def brute_force_with_cuts(parts, processors):
     return best
 
 
-@settings(max_examples=drawn(200), deadline=None)
+@settings(max_examples=drawn(200))
 @given(LAYERS, st.integers(1, 5))
 def test_equals_brute_force(times, processors):
     costs = LayerCosts.given(*times)
@@ -67,7 +67,7 @@ def test_equals_brute_force(times, processors):
         assert assign(costs, processors).period == pytest.approx(brute_force_with_cuts(parts, processors), rel=1e-9)
 
 
-@settings(max_examples=drawn(100), deadline=None)
+@settings(max_examples=drawn(100))
 @given(LAYERS, st.integers(1, 9))
 def test_every_assignment_is_complete_and_in_order(times, processors):
     costs = LayerCosts.given(*times)

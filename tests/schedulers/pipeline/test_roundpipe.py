@@ -36,7 +36,7 @@ def made(ranks: int, micro_batches: int, forward: Any, output: Any, weight: Any,
                    machine=ml.Machine(ranks), **more)
 
 
-@settings(max_examples=drawn(150), deadline=None)
+@settings(max_examples=drawn(150))
 @given(LAYERS, st.integers(1, 5), st.floats(1, 2))
 def test_slots_are_the_best_of_all_bounds(layers: Any, ranks: int, threshold: float) -> None:
     forward, backward = map(list, zip(*layers, strict=True))
@@ -51,7 +51,7 @@ def test_slots_are_the_best_of_all_bounds(layers: Any, ranks: int, threshold: fl
     assert longest <= threshold * least * ROUNDING
 
 
-@settings(max_examples=drawn(150), deadline=None)
+@settings(max_examples=drawn(150))
 @given(LAYERS, st.floats(1, 2))
 def test_every_layer_goes_up_and_down_once_and_no_slot_could_be_left_out(layers: Any, threshold: float) -> None:
     forward, backward = map(list, zip(*layers, strict=True))
@@ -66,7 +66,7 @@ def test_every_layer_goes_up_and_down_once_and_no_slot_could_be_left_out(layers:
             assert lasts(a, forward, backward) + lasts(b, forward, backward) > most
 
 
-@settings(max_examples=drawn(60), deadline=None)
+@settings(max_examples=drawn(60))
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 9), st.sampled_from([1.0, 0.75, 3.0]))
 def test_k_rounds_of_equal_slots_take_k_m_and_a_ramp(p: int, k: int, more: int, length: float) -> None:
     """The makespan is k m + p - 1 slots, for k p slots and m >= p micro-batches; every rank is busy without a gap."""
@@ -87,7 +87,7 @@ def test_k_rounds_of_equal_slots_take_k_m_and_a_ramp(p: int, k: int, more: int, 
     assert loads.makespan == pytest.approx(found.makespan + first_layers(plan) * fetch + fetch, rel=1e-9)
 
 
-@settings(max_examples=drawn(40), deadline=None)
+@settings(max_examples=drawn(40))
 @given(LAYERS, st.integers(1, 5), st.integers(1, 7), st.sampled_from([0.0, 0.5]))
 def test_any_numbers_give_a_plan_that_holds(layers: Any, p: int, m: int, latency: float) -> None:
     """Fewer micro-batches than ranks, one layer, fewer slots than ranks: proved, within bounds."""
@@ -128,8 +128,7 @@ def test_what_cannot_be_cut_is_one_line(more: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize(("ranks", "peaks"), [(2, [4, 3]), (3, [3, 4, 1])])
 def test_activations_count_on_the_ranks_that_hold_them(ranks: int, peaks: list[int]) -> None:
-    """On two ranks each runs forwards and backwards of the same layers, with all three micro-batches between them. On
-    three the backwards are one rank on, where activations arrive while that rank still runs forwards."""
+    """On three ranks backwards are one rank on, where activations arrive while that rank still runs forwards."""
     plan = made(ranks, 3, [2.0, 2.0, 1.0], [1.0, 1.0, 0.5], [1.0, 1.0, 0.5])
     assert plan.peaks == pytest.approx([peak * ranks / 3 for peak in peaks])
 

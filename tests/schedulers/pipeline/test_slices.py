@@ -115,8 +115,7 @@ def test_every_order_that_the_edges_allow_has_the_same_bits() -> None:
 
 
 def test_tasks_belong_to_their_slices() -> None:
-    """All slices have the same units, but only later ones add to the gradients of earlier keys and values. The backward
-    pass takes them in reverse."""
+    """Only later slices add to the gradients of earlier keys and values. The backward pass takes them in reverse."""
     graph = Recorded(job(2)).graph
 
     def units(kind: Kind, micro_batch: int) -> set[int]:
