@@ -12,9 +12,8 @@ import pytest
 import minidl as ml
 from minidl.core.tasks import unpack
 from minidl.pricing.corun import CoRun
-from minidl.schedulers import pipeline
 from minidl.schedulers.multi_region import profile_groups
-from minidl.schedulers.saved import PAIRS, choices_in, moves_in
+from minidl.schedulers.saved import PAIRS
 
 #: by which late weight gradients save time
 COST = ml.CostModel(kinds={"F": 2.0, "O": 1.0, "W": 2.0, "U": 0.1}, far=ml.Link(1.0, 1e3))
@@ -28,17 +27,11 @@ COST = ml.CostModel(kinds={"F": 2.0, "O": 1.0, "W": 2.0, "U": 0.1}, far=ml.Link(
     ("barrier", 2, {"shard": "3,prefetch=0,keep=none"}, "shard 3,prefetch=0,keep=none"),
     ("interleaved", 2, {"chunks": 3}, "chunks 3"),
 ])
-def test_choices_print_and_come_back(policy: str, ranks: int, chosen: dict[str, Any], text: str) -> None:
+def test_choices_print(policy: str, ranks: int, chosen: dict[str, Any], text: str) -> None:
     graph = golden_plans.step("norms", 4 if "chunks" in chosen else 1)
     plan = ml.plan(graph, policy, machine=ml.Machine(ranks), **chosen)
     assert text in str(plan.choices)
     assert text in repr(plan)
-    order = pipeline.read_schedule(plan.schedule.to_csv())
-    back = choices_in(order, ml.plan(graph, policy, machine=ml.Machine(ranks)).choices, False)
-    assert {*back.dropped} <= {*plan.choices.dropped}  # some have nothing that the backward pass reads
-    assert bool(back.dropped) == bool(plan.choices.dropped)
-    assert (back.shard, moves_in(order)) == (plan.choices.shard, plan.choices.moves)
-    assert bool(back.parts) == (plan.choices.parts != 1)
 
 
 @pytest.mark.parametrize(("policy", "ranks", "micro_batches", "chosen"), [
@@ -50,8 +43,7 @@ def test_choices_print_and_come_back(policy: str, ranks: int, chosen: dict[str, 
     ("one_f_one_b", 2, 4, {"recompute": "all"}), ("interleaved", 2, 4, {"chunks": 3})], ids=str)
 def test_a_saved_plan_comes_back(policy: str, ranks: int, micro_batches: int, chosen: dict[str, Any],
                                  tmp_path: Path) -> None:
-    """Also one whose tasks are late, in parts, in groups, computed again or copied; and the step that is ordered, which
-    policies of weights of earlier steps have changed."""
+    """Also one whose tasks are late, in parts, in groups, computed again or copied, or whose step was changed."""
     graph, machine = golden_plans.step("norms", micro_batches), ml.Machine(ranks)
     made = ml.plan(graph, policy, COST, machine, **chosen)
     assert policy != "multi_region" or "offload" in chosen or unpack(made.schedule.keys).late.any()

@@ -1,5 +1,4 @@
-"""Whatever `ml.plan` is asked for, it returns a plan or raises an error of this project, soon: a few calls here,
-`-m campaign` makes 2,000."""
+"""Whatever `ml.plan` is asked for, it returns a plan or raises an error of this project, soon."""
 
 from __future__ import annotations
 

@@ -64,14 +64,14 @@ def costs(graph, seed):
                      cores=[None, 1, 2][rng.integers(3)], source=["given", "measured"][rng.integers(2)])
 
 
-@settings(max_examples=drawn(100), deadline=None)
+@settings(max_examples=drawn(100))
 @given(planned_graphs(), st.integers(0, 2**32), st.integers(2, 4))
 def test_multi_stream_is_never_predicted_slower_than_in_order(graph, seed, streams):
     cost = costs(graph, seed)
     assert predicted(graph, "multi_stream", cost, streams=streams) <= predicted(graph, "in_order", cost) * (1 + 1e-9)
 
 
-@settings(max_examples=drawn(15), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=drawn(15), phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.integers(1, 5), st.integers(0, 2**32), st.booleans())
 def test_multi_region_is_never_predicted_slower_than_in_order(layers, seed, crossing):
     graph = network(layers)
@@ -120,7 +120,7 @@ def test_a_gain_that_waking_a_lane_once_would_undo_is_not_taken(doze, streams):
     assert streams == 2 or f"to wake a lane once, in {doze:.1f} us, costs more than that saves" in plan.remarks[0]
 
 
-@settings(max_examples=drawn(50), deadline=None)
+@settings(max_examples=drawn(50))
 @given(planned_graphs(), st.integers(2, 4), st.integers(0, 2**32))
 def test_costs_that_charge_nothing_for_streams_leave_multi_stream_as_published(graph, streams, seed):
     rng = np.random.default_rng(seed)

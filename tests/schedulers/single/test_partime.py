@@ -121,35 +121,6 @@ def test_on_constant_data_without_updates_all_gradients_are_those_of_backprop_in
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
-def test_a_gradient_reaches_a_stage_as_many_ticks_after_its_sample_as_published(stages: int) -> None:
-    """On constant data but for one tick, whose batch has other labels or larger inputs: the states, which are the
-    gradients as above, differ in the ticks in which a stage meets its gradient or its activations."""
-    (x, y), = stream(1)
-
-    def gradients(changed: tuple[Any, Any]) -> list[list[bytes]]:
-        """Of each tick, each parameter's."""
-        model, opt, graph = recorded(lr=0.0, momentum=1e-300)
-        plan = ml.plan(graph, "partime", COST, stages=stages)
-        home.extend(int(stage_of(graph, plan.cost, stages)[graph[f"{2 * (i // 2)}F0"].index])
-                    for i in range(len(model.parameters())))
-        execute, found = ml.StreamExecutor(plan.graph, plan.schedule), []
-        for tick in range(3 * stages + 6):
-            execute(*(changed if tick == at else (x, y)))
-            found.append([v.numpy().tobytes() for v in opt.states["momentum"]])
-        execute.close()
-        return found
-
-    home: list[int] = []
-    at = 2 * stages  # all stages have had the constant batch
-    plain, other, larger = gradients((x, y)), gradients((x, (y + 1) % 5)), gradients((x * (1 + 1e-9), y))
-    for i in range(0, len(plain[0]), 2):
-        of_labels, of_inputs = ([n for n in range(len(plain)) if plain[n][i] != found[n][i]]
-                                for found in (other, larger))
-        assert of_labels == [at + home[i] + 2 * (stages - 1 - home[i])]
-        assert of_inputs[0] == at + home[i]
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4])
 def test_no_stage_waits_for_another_and_a_tick_takes_as_long_as_the_longest(stages: int) -> None:
     plan = ran(stages, [], )[3]
     graph = plan.graph

@@ -155,8 +155,7 @@ def test_one_thread_each_without_a_queue_is_sgd_in_bits() -> None:
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.campaign)
                                              for seed in range(4, 204))])
 def test_random_configurations_repeat_and_replay(seed: int) -> None:
-    """A random network with random costs and threads: two runs, one lane, and a replay of the log; the log has the
-    plan's staleness."""
+    """With random costs and threads: two runs, one lane, and a replay of the log, which has the plan's staleness."""
     told, options, data = drawn_run(seed)
     first = ran(data, lambda graph: costs(graph, seed), **told, **options)
     again, lane = (ran(data, lambda graph: costs(graph, seed), one, **told, **options) for one in (False, True))

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 from command_line import refusal, run_json
 from helpers import PATIENCE, until
-from test_pd_asgd import FLAGS, drawn_run, recorded, replayed, sgd, stream
+from test_pd_asgd import FLAGS, SIZES, drawn_run, recorded, replayed, sgd, stream
 
 import minidl as ml
-from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, unpack
 from minidl.runtime.race import Race
 from minidl.runtime.version_log import VersionRead, staleness
 from minidl.schedulers.batches import Batches
 
 
-def racing(batches: int = 6, sizes: tuple[int, ...] = (6, 8, 8, 8, 5), momentum: float = 0.9,
-           **options: Any) -> tuple[Any, Race, Batches]:
+def racing(batches: int = 6, sizes: Any = SIZES, momentum: float = 0.9, **options: Any) -> tuple[Any, Race, Batches]:
     model, graph = recorded(batches, sizes, momentum)
     plan = ml.plan(graph, "pd_asgd", clock="real", **options)
     found = Batches.of(plan.graph, "pd_asgd")
@@ -85,22 +83,6 @@ def test_an_error_in_a_thread_ends_the_step_and_no_thread(part: str) -> None:
     race.close()
 
 
-def test_what_batches_share_is_refused() -> None:
-    model = ml.models.mlp(6, 8, 5)
-    opt = ml.optim.Adam(model.parameters())
-
-    def step(*parts: Any) -> None:
-        for i in range(2):
-            with ml.micro_batch(i, 4 * i, i):
-                ml.nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]).backward()
-                opt.step()
-
-    graph = ml.record(step, *stream(1, 2)[0])
-    with pytest.raises(Refused, match="share a value, such as Adam's powers"):
-        ml.plan(graph, "pd_asgd", clock="real")
-    assert not ml.plan(graph, "pd_asgd", clock="real", backward=1, queue=0).stale
-
-
 def test_the_command_line_races_and_repeats(capsys: Any, tmp_path: Any) -> None:
     log, real = str(tmp_path / "log.jsonl"), ("--scheduler-arg", "clock=real")
     code, record = run_json(capsys, *FLAGS, *real, "--log-versions", log)
@@ -110,7 +92,9 @@ def test_the_command_line_races_and_repeats(capsys: Any, tmp_path: Any) -> None:
 
     refused = partial(refusal, capsys, *FLAGS)
     assert "is simulated or real, not 'sun'" in refused("--scheduler-arg", "clock=sun")
-    assert "share a value" in refused(*real, "--optimizer", "adam")
+    adam = (*real, "--optimizer", "adam")
+    assert "share a value" in refused(*adam)
+    assert run_json(capsys, *FLAGS, *adam, "--scheduler-arg", "backward=1", "--scheduler-arg", "queue=0")[0] == 0
     assert "in real time records no timeline" in refused(*real, "--trace", str(tmp_path / "trace.json"))
 
 
