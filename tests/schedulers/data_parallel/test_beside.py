@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import run, run_json
-from helpers import deadline
+from helpers import together
 from replays import replay_together
 
 import minidl as ml
 from minidl import models, nn, optim
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.beside import lasting_updates
 from minidl.testing.replay import Replay
@@ -83,8 +82,7 @@ def ran(policy: str, ranks: int, optimizer: str = "sgd", micro_batches: int = 2,
         run.close()
         return [p.numpy().tobytes() for p in model.parameters()], run.log.entries if run.log else []
 
-    with deadline():
-        found = run_ranks(ranks, work)
+    found = together(ranks, work)
     assert all(f[0] == found[0][0] for f in found)
     return found[0][0], [f[1] for f in found]
 
@@ -135,8 +133,7 @@ def test_training_follows_the_published_rule(policy: str, ranks: int) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("policy", ["delayed_update", "acco"])
+@pytest.mark.parametrize(("policy", "optimizer"), [*zip(["delayed_update", "acco"] * 2, OPTIMIZERS, strict=True)])
 def test_bits_are_those_of_one_lane_and_repeat(policy: str, optimizer: str) -> None:
     wanted = ran(policy, 2, optimizer, alone=True)[0]
     assert ran(policy, 2, optimizer)[0] == wanted == ran(policy, 2, optimizer)[0]
