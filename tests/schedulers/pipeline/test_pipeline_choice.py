@@ -8,12 +8,12 @@ import numpy as np
 import pipelines
 import pytest
 from command_line import run, run_json
-from helpers import ROOT, drawn
+from helpers import ROOT, drawn, recorded_classifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import models, optim
 from minidl.pricing.cost import CostModel, Link
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, choice, looped
@@ -45,7 +45,7 @@ def test_links_decide_between_modulo_and_fast_forward():
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("p", [4, 8, 16, 32, 64])
+@pytest.mark.parametrize("p", [4, 16, 64])
 @pytest.mark.parametrize(("network", "ranks", "block", "latency"), MEASURED, ids=[f"{s[0]}-{s[1]}" for s in MEASURED])
 def test_one_micro_batch_comes_near_the_ceiling(network, ranks, block, latency, p):
     """At least 95 % of (F+O+W)/(F+O) over GPipe with measured blocks and links, 8 of them on each rank."""
@@ -57,7 +57,7 @@ def test_one_micro_batch_comes_near_the_ceiling(network, ranks, block, latency, 
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("p", [4, 8, 16])
+@pytest.mark.parametrize("p", [4, 8])
 @pytest.mark.parametrize(("network", "ranks", "block", "latency"), MEASURED[::3], ids=lambda v: str(v)[:8])
 def test_with_measured_blocks_no_other_plan_is_much_faster(network, ranks, block, latency, p):
     """Of fewer micro-batches than ranks: at least 95 % of the best known."""
@@ -84,7 +84,7 @@ def test_groups_grow_from_what_ends_last():
     assert np.bincount(table).tolist() == [CHUNKS] * 6
 
 
-@settings(deadline=None, max_examples=drawn(40))
+@settings(max_examples=drawn(40))
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 6), st.floats(0.01, 2), st.integers(0, 2**31))
 def test_every_placement_has_as_many_stages_on_each_rank(p, v, m, latency, seed):
     """And what is picked is no slower than any that was tried."""
@@ -135,13 +135,7 @@ def test_the_command_says_what_was_tried(capsys):
 def test_a_recorded_network_takes_the_group_that_its_link_asks_for():
     ml.seed(0)
     model = models.mlp(8, *[32] * 8, 4)
-    opt = optim.SGD(model.parameters(), 0.1)
-
-    def step(x, y):
-        nn.cross_entropy(model(x), y).backward()
-        opt.step()
-
-    graph = ml.record(step, np.zeros((4, 8), "f"), np.zeros(4, int))
+    graph = recorded_classifier(model, optim.SGD(model.parameters(), 0.1), 4, 8)
     for latency, wraps in ((1e-6, True), (1e6, False)):
         plan = ml.plan(graph, "modulo_greedy", CostModel(**{**vars(CostModel.analytic()), "link": Link(latency)}),
                        ml.Machine(2), chunks=2)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pipelines
 import pytest
 from command_line import run, run_json
-from helpers import PATIENCE, ROOT, drawn
+from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher import MPIEXEC, under_mpi
-from rank_runs import trained
+from launcher import under_mpi
+from rank_runs import check_under_mpi, trained
 
 import minidl as ml
 from minidl.core.machine import Machine
@@ -33,7 +30,7 @@ def planned(p, m, q, f=1.0, o=1.0, w=1.0, **options):
     return pipelines.plan("seq1f1b", p, m, pipeline.costs(pipelines.place("seq1f1b", p), f, o, w), slices=q, **options)
 
 
-@settings(deadline=None, max_examples=drawn(60))
+@settings(max_examples=drawn(60))
 @given(numbers, numbers, numbers, st.tuples(numbers, numbers, numbers))
 def test_bubble_and_peak(p, m, q, times):
     """The bubble and the activations of 1F1B shrink with the slices."""
@@ -43,7 +40,7 @@ def test_bubble_and_peak(p, m, q, times):
     assert max(price.peak_activations) == pytest.approx(min((p + q - 1) / q, m))
 
 
-@settings(deadline=None, max_examples=drawn(30))
+@settings(max_examples=drawn(30))
 @given(numbers, numbers, st.tuples(numbers, numbers, numbers))
 def test_one_slice_is_1f1b(p, m, times):
     classic = pipelines.plan("one_f_one_b", p, m, pipeline.costs(pipelines.place("one_f_one_b", p), *times))
@@ -51,7 +48,7 @@ def test_one_slice_is_1f1b(p, m, times):
 
 
 @given(numbers, numbers, numbers)
-@settings(deadline=None, max_examples=drawn(30))
+@settings(max_examples=drawn(30))
 def test_slices_wait_for_those_before_and_their_gradients_for_those_after(s, m, q):
     graph = sliced_graph(s, m, q)
     edges = {(graph.name(int(p)), graph.name(t)) for t in range(len(graph)) for p in graph.preds[t]}
@@ -151,16 +148,8 @@ def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
 
 
 @under_mpi
-def test_ranks_of_mpi_leave_the_bits_of_ranks_in_one_process(tmp_path, capsys):
-    flags = ["train", *FLAGS, "--parallel", "pipeline", "--scheduler", "seq1f1b", "--steps", "2"]
-    trace = tmp_path / "trace.json"
-    done = subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-m", "minidl", *flags, "--json", "--trace",
-                           str(trace)],
-                          capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["params_sha256"] == run_json(capsys, *flags, "--ranks", "2")[1]["params_sha256"]
-    names = {e["name"].split()[0] for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"}
-    assert {f"{stage}{kind}{i}" for stage in (0, 1) for kind in "FB" for i in range(4)} <= names
+def test_ranks_of_mpi_leave_the_bits_of_one_process():
+    check_under_mpi(2, {"scheduler": "seq1f1b", "slices": 2, "drop": True})
 
 
 def test_what_is_saved_is_proved_again(tmp_path, capsys):

@@ -97,8 +97,7 @@ def test_the_counts_of_the_claims():
 @given(st.sampled_from(["zb_v", "v_half", "v_min"]), st.integers(1, 9), st.integers(1, 20), st.data())
 @settings(max_examples=drawn(40))
 def test_published_orders_are_valid_on_any_times(name, ranks, micro_batches, data):
-    """Uneven stages and slow links too; a cap that an order would exceed leaves none. ZB-V's heuristic, which follows
-    the times, stays within its own cap if stages are even."""
+    """A cap that an order would exceed leaves none; ZB-V's heuristic stays within its own if stages are even."""
     times, stages = st.floats(0.1, 3), 2 * ranks
     even = data.draw(st.booleans())
     kinds = [[data.draw(times)] * stages if even

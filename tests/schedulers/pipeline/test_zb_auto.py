@@ -56,8 +56,7 @@ LARGE_IS_SLOW = [pytest.param(*row, marks=pytest.mark.slow if row[0] > 8 else ()
 @pytest.mark.parametrize(("p", "m", "f", "o", "w", "c", "once", "twice"), LARGE_IS_SLOW)
 @pytest.mark.parametrize(("times", "kept"), [(1, 1.0), (2, 0.5), (None, 1.0)])
 def test_published_bubble_rates_of_zb_1p_and_2p(p, m, f, o, w, c, once, twice, times, kept):
-    """ZB-2p as the authors count memory, half of an activation being free after its output gradient; and without a
-    cap."""
+    """ZB-2p as the authors count memory: half of an activation is free after its output gradient."""
     found, _ = priced(p, m, f, o, w, c, cap=times and times * p, kept=kept)
     assert round(found.bubble_rate, 4) <= (once if times == 1 else twice)
     assert max(found.peak_activations) <= (times or m) * p
@@ -84,7 +83,7 @@ def test_a_bound_counts_weight_gradients_that_hold_half_an_activation(w, span):
 COSTS = st.one_of(st.integers(1, 9), st.floats(0.1, 9))
 
 
-@settings(max_examples=drawn(40), deadline=None)
+@settings(max_examples=drawn(40))
 @given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 9), latency=st.sampled_from([0, 0.5, 2]))
 def test_every_order_is_valid_within_the_cap_and_not_below_the_bound(data, p, m, latency):
     times = [data.draw(st.lists(COSTS, min_size=p, max_size=p)) for _ in range(3)]
@@ -99,7 +98,7 @@ def test_every_order_is_valid_within_the_cap_and_not_below_the_bound(data, p, m,
 
 
 @pytest.mark.slow
-@settings(max_examples=drawn(15), deadline=None)
+@settings(max_examples=drawn(15))
 @given(p=st.integers(2, 6), m=st.integers(2, 12), f=COSTS, o=COSTS, w=COSTS, latency=st.sampled_from([0, 0.5, 2]))
 def test_is_never_slower_than_the_handmade_zero_bubble_schedules_under_their_peak(p, m, f, o, w, latency):
     cost = costs(contiguous(p), f, o, w, latency)
@@ -130,16 +129,6 @@ def refined(problem, schedule):
     """An order as the last step of the search improves it: (makespan, largest span, schedule)."""
     graph = stage_graph(problem.ranks, problem.micro_batches)
     return refine(graph, schedule, durations(problem, graph), problem.latency, problem.cap, bounds=(0.0, 0.0))
-
-
-def test_refining_only_helps():
-    problem = Problem.of(contiguous(4), 6, costs(contiguous(4), 2, 3, 5, 1.0), 4)
-    for one in candidates(problem, 4.0, 1.0)[::23]:
-        spans, makespans, schedule = by_rules(problem, 4.0, 1.0, [one])
-        makespan, span, better = refined(problem, schedule)
-        assert span <= spans[0] * (1 + 1e-9)
-        assert span < spans[0] * (1 - 1e-9) or makespan <= makespans[0] * (1 + 1e-9)
-        assert (np.sort(better.keys.reshape(4, -1)) == np.sort(schedule.keys.reshape(4, -1))).all()
 
 
 def test_searches_time_their_orders_as_the_simulator_does():
