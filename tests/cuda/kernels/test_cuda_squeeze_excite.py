@@ -37,12 +37,15 @@ def test_both_are_the_reference(shape: tuple[int, ...], squeezed: int, launches:
                                 dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "BLOCKS", blocks)
     x, w1, b1, w2, b2 = operands(shape, squeezed, dtype)
-    assert (1 if family._plan(x, w1, 4).tiles == 1 else 2, family._plan(x, w1, 4).group) == (launches, group)
-    y, mean, hidden, pre = agree("squeeze_excite", [x, w1, b1, w2, b2], times=2)
-    dy = draw(shape, 6, dtype)
+    assert family._plan(x, w1, 4).group == group
+    made = agree("squeeze_excite", [x, w1, b1, w2, b2], times=2)
+    assert len(run_kernel("squeeze_excite", [x, w1, b1, w2, b2], made)) == launches
+    *_, hidden, pre = made
     if dtype == "float16":
         pre[np.abs(np.abs(pre) - 3) < 0.1] = 0  # the slope of a kink's two sides
-    agree("squeeze_excite_input_grad", [dy, x, w1, w2, hidden, pre], times=4)
+    reads = [draw(shape, 6, dtype), x, w1, w2, hidden, pre]
+    made = agree("squeeze_excite_input_grad", reads, times=4)
+    assert len(run_kernel("squeeze_excite_input_grad", reads, made)) == launches
 
 
 def test_plans() -> None:
@@ -56,16 +59,6 @@ def test_plans() -> None:
     assert plan(32, 784, 72, 24)[:3] == (1, 32, 3)
     assert [plan(4096, 4, 2048, 512, size).group for size in (4, 8)] == [4, 4]
     assert [plan(4096, 4, 4096, 1024, size).group for size in (4, 8)] == [4, 2]
-
-
-@pytest.mark.parametrize("shape", [(2, 13, 9, 33), (3, 23, 17, 72)], ids=str)
-def test_as_many_launches_as_the_plan_says(shape: tuple[int, ...]) -> None:
-    x, w1, b1, w2, b2 = operands(shape, 24, "float32")
-    like = [np.empty((shape[0], 1, 1, n), "float32") for n in (shape[3], 24, shape[3])]
-    launches = 1 if shape[3] == 33 else 2
-    assert len(run_kernel("squeeze_excite", [x, w1, b1, w2, b2], [x.copy(), *like])) == launches
-    assert len(run_kernel("squeeze_excite_input_grad", [x, x, w1, w2, like[1], like[2]],
-                          [x.copy(), like[0], like[1].copy()])) == (launches)
 
 
 def parts(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, dy: Any) -> dict[str, Any]:
