@@ -7,11 +7,13 @@ import gc
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import cuda_runtime
 import numpy as np
 import pytest
+from covering import pairs
 from helpers import drawn
 from test_offload import Net, batches, recorded
 
@@ -51,32 +53,35 @@ def trained(device: Any, kind: Any = SequentialExecutor, optimizer: Any = optim.
                 {name: a.tobytes() for name, a in model.state_dict().items()}, plan)
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize("what", WHATS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("policy", ["in_order", "multi_stream"])
+@cache
+def plainly(optimizer: str = "adam") -> Any:
+    """What plain steps leave, on a device of their own."""
+    return trained(cuda_runtime.device(), optimizer=OPTIMIZERS[optimizer])[:2]
+
+
+@pytest.mark.parametrize(*pairs(what=WHATS, kind=[*KINDS], optimizer=[*OPTIMIZERS],
+                                policy=["in_order", "multi_stream"]))
 def test_bits_are_those_of_the_plain_step(there, policy, optimizer, kind, what):
     """With dropout and batch norm."""
     again = trained(there(1), KINDS[kind], OPTIMIZERS[optimizer], policy=policy, offload=what)
-    assert again[:2] == trained(there(), optimizer=OPTIMIZERS[optimizer])[:2]
+    assert again[:2] == plainly(optimizer)
     assert {Kind.D, Kind.H} <= {t.kind for t in again[2].graph}
 
 
 @pytest.mark.parametrize(("kind", "seed"), [
-    (StreamExecutor, 0), *(pytest.param(kind, seed, marks=pytest.mark.wide) for seed in range(drawn(16))
+    (StreamExecutor, 0), *(pytest.param(kind, seed, marks=pytest.mark.wide) for seed in range(drawn(8))
                            for kind in (*KINDS.values(), CheckingExecutor))])
 def test_any_legal_order_of_the_copies_leaves_the_bits(there, kind, seed):
     def order(graph: Any) -> Any:
         return random_schedule(graph, 2 + seed % 3, np.random.default_rng(seed))
 
     found = trained(there(seed), kind, order=order, policy="multi_stream", offload=("all", *WHATS)[seed % 4])
-    assert found[:2] == trained(there())[:2]
+    assert found[:2] == plainly()
 
 
 def test_a_missing_wait_shows(there, monkeypatch):
     """Without the events around what is copied out, some order gives other numbers; labels stay where they are."""
-    wanted = trained(there())[:2]
+    wanted = plainly()
 
     def lost(self: Any, work: Any, trace: bool = False) -> Any:
         out = {*work.tasks[work.names.index("0/out")]}
@@ -101,8 +106,7 @@ def test_the_planned_peak_is_allocated_to_the_byte(there):
 
 def test_states_stay_far_are_read_written_and_train_on(there):
     """Also single numbers, which a launch would set elsewhere."""
-    device = there(2)
-    left = trained(there())[1]
+    device, left = there(2), plainly()[1]
     with use(Tape(device)):
         ml.seed(0)
         model = Net()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covering import pairs
 from cuda_ranks import aware, ring, staged
 from helpers import deadline, drawn
 from test_shard import run_to_the_end
@@ -64,19 +65,27 @@ def trained(devices: Any, job: dict[str, Any], transport: Any = staged, steps: i
     return {sha for sha, _ in found}, found[0][1]
 
 
+PLAIN: dict[str, Any] = {}
+
+
+def once(make: Any, gpus: Any, count: int, *what: Any, **more: Any) -> Any:
+    """What `make` finds on so many ranks without shards, in one order of the streams: made once for all tests."""
+    key = f"{make.__name__} {count} {what} {more}"
+    if key not in PLAIN:
+        PLAIN[key] = make(gpus(count, 0), *what, **more)
+    return PLAIN[key]
+
+
 SHARDS = "1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1"
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize(("ranks", "job"), [
-    (2, {}), (3, {"clip": 0.5, "optimizer": "adam"}), (2, {"scheduler": "buckets", "micro_batches": 2, "clip": 0.5}),
-    (3, {"scheduler": "no_overlap", "recompute": "all"})], ids=str)
-def test_bits_and_states_are_those_of_ranks_that_update_everything(gpus, stub, ranks, job, shard, transport):
-    plain = trained(gpus(ranks, 1), {**SMALL, **job})
-    assert trained(gpus(ranks, 2), {**SMALL, **job, "shard": shard}, TRANSPORTS[transport],
-                   captured=shard != "1") == plain
+@pytest.mark.parametrize(*pairs(2, shard=SHARDS, transport=[*TRANSPORTS], of=[
+    (2, {}), (3, {"scheduler": "no_overlap", "recompute": "all"}), (3, {"clip": 0.5, "optimizer": "adam"}),
+    (2, {"scheduler": "buckets", "micro_batches": 2, "clip": 0.5})]))
+def test_bits_and_states_are_those_of_ranks_that_update_everything(gpus, stub, shard, transport, of):
+    ranks, job = of[0], {**SMALL, **of[1]}
+    plain = once(trained, gpus, ranks, job)
+    assert trained(gpus(ranks, 2), {**job, "shard": shard}, TRANSPORTS[transport], captured=shard != "1") == plain
 
 
 @pytest.mark.few(2)
@@ -85,27 +94,26 @@ def test_bits_and_states_are_those_of_ranks_that_update_everything(gpus, stub, r
                                  {**SMALL, "offload": "all", "shard": "3,prefetch=0,keep=none"}], ids=str)
 def test_with_a_loss_scale_and_with_offload(gpus, stub, job, transport):
     """Flags of gradients that are not finite travel as whole numbers; shares of states live on the host."""
-    plain = trained(gpus(2, 3), {**job, "offload": "none", "shard": 0})
+    plain = once(trained, gpus, 2, {**job, "offload": "none", "shard": 0})
     assert trained(gpus(2, 4), job, TRANSPORTS[transport]) == plain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("job", [GPT, CONV], ids=str)
-def test_dropout_and_batch_norm(gpus, stub, job, transport):
+def test_dropout_and_batch_norm(gpus, stub, job):
     plain = trained(gpus(2, 5), job, steps=2)
-    for seed, shard in enumerate(SHARDS):
-        assert trained(gpus(2, seed), {**job, "shard": shard}, TRANSPORTS[transport], steps=2) == plain
+    for seed, (shard, transport) in enumerate(zip(SHARDS, (aware, ring, staged, ring), strict=True)):
+        assert trained(gpus(2, seed), {**job, "shard": shard}, transport, steps=2) == plain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(drawn(24)))
+@pytest.mark.parametrize("seed", range(drawn(12)))
 def test_more_orders_and_more_ranks(gpus, stub, seed):
     ranks, transport = 2 + seed % 3, [*TRANSPORTS.values()][seed % 3]
     job = {**SMALL, "clip": (None, 0.5)[seed % 2], "scheduler": ("barrier", "buckets", "no_overlap")[seed // 3 % 3]}
     shard = SHARDS[seed // 2 % 4]
-    assert trained(gpus(ranks, seed), {**job, "shard": shard}, transport,
-                   captured=bool(seed // 5 % 2)) == trained(gpus(ranks, 0), job)
+    plain = once(trained, gpus, ranks, job)
+    assert trained(gpus(ranks, seed), {**job, "shard": shard}, transport, captured=bool(seed // 5 % 2)) == plain
 
 
 def recorded(device: Any) -> tuple[Any, Any]:
@@ -155,17 +163,6 @@ def on_ranks(devices: Any, name: str, transport: Any = staged, shard: Any = 0, s
         return run_ranks(len(devices), work)
 
 
-PLAIN: dict[Any, list[dict[int, bytes]]] = {}
-
-
-def plainly(gpus: Any, *what: Any) -> list[dict[int, bytes]]:
-    """What so many ranks hold without shards, in one order of the streams: made once for all tests."""
-    if what not in PLAIN:
-        count, name, stages, steps = what
-        PLAIN[what] = on_ranks(gpus(count, 0), name, stages=stages, steps=steps)
-    return PLAIN[what]
-
-
 def costs(sizes: dict[int, int]) -> float:
     return 5 + 1e-3 * sum(sizes.values())
 
@@ -175,7 +172,8 @@ def costs(sizes: dict[int, int]) -> float:
 @pytest.mark.parametrize("shard", ["1", "3,prefetch=0,keep=none", "3"])
 @pytest.mark.parametrize("name", ["one_f_one_b", "interleaved"])
 def test_replicas_of_stages_share_out(gpus, stub, name, shard, transport):
-    assert on_ranks(gpus(4, 1), name, TRANSPORTS[transport], shard, stages=2) == plainly(gpus, 4, name, 2, 3)
+    assert on_ranks(gpus(4, 1), name, TRANSPORTS[transport], shard, stages=2) == once(
+        on_ranks, gpus, 4, name, stages=2)
 
 
 class Overtaking(LoopBack):
@@ -208,7 +206,7 @@ def test_who_awaits_a_transfer_awaits_those_before_it_on_its_lane(gpus, name, sh
     def overtaking(communicator: Any, device: Any) -> Any:
         return Overtaking(communicator.rank, communicator._members, communicator._board)
 
-    wanted = plainly(gpus, 4, name, stages, 3)
+    wanted = once(on_ranks, gpus, 4, name, stages=stages)
     for seed in (2, 3):
         assert on_ranks(gpus(4, seed), name, overtaking, shard, stages) == wanted
 
@@ -217,7 +215,7 @@ def test_who_awaits_a_transfer_awaits_those_before_it_on_its_lane(gpus, name, sh
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_a_step_begins_with_waits_for_the_one_before(gpus, stub, monkeypatch, transport):
     """Gathers read shares that the last update of the step before writes; some order shows it where they do not."""
-    wanted = plainly(gpus, 4, "one_f_one_b", 2, 3)
+    wanted = once(on_ranks, gpus, 4, "one_f_one_b", stages=2)
     monkeypatch.setattr(ByEvents, "_awaited", lambda self, after: [self._ready[task] for task in after])
     assert any(on_ranks(gpus(4, seed), "one_f_one_b", TRANSPORTS[transport], "3,prefetch=0,keep=none", 2) != wanted
                for seed in range(12)), "no order showed it"
@@ -226,9 +224,9 @@ def test_what_a_step_begins_with_waits_for_the_one_before(gpus, stub, monkeypatc
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("saved", "loaded"), [(1, 0), (3, 1), (0, 3)])
 def test_a_checkpoint_is_whole_and_loads_at_any_level(gpus, tmp_path, saved, loaded):
+    wanted = once(trained, gpus, 2, SMALL, steps=4)
     trained(gpus(2, 1), {**SMALL, "shard": saved}, steps=2, save=tmp_path / "file")
-    assert trained(gpus(2, 2), {**SMALL, "shard": loaded}, steps=2, load=tmp_path / "file") == trained(
-        gpus(2, 0), SMALL, steps=4)
+    assert trained(gpus(2, 2), {**SMALL, "shard": loaded}, steps=2, load=tmp_path / "file") == wanted
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -285,7 +283,7 @@ LOST = {"the tasks' end": (ByEvents, "ready", TRANSPORTS), "the step's end": (By
 @pytest.mark.parametrize(("lost", "transport"), [(lost, t) for lost, (*_, every) in LOST.items() for t in every])
 def test_a_missing_wait_shows(gpus, stub, monkeypatch, transport, lost):
     """Some order of the runtime must give other numbers."""
-    wanted = plainly(gpus, 2, "buckets", 1, 8)
+    wanted = once(on_ranks, gpus, 2, "buckets", steps=8)
     where, name, _ = LOST[lost]
     monkeypatch.setattr(where, name, lambda self, *_: [])
     assert any(on_ranks(gpus(2, seed), "buckets", TRANSPORTS[transport], "2,prefetch=0", steps=8) != wanted
