@@ -40,6 +40,8 @@ LEAST = 0.01  #: of a step's time: smaller families are not shown
 PATIENCE = 900.0  #: seconds for an arm to build its step
 SETTLE = MappingProxyType({"1": 0.02, "all": 0.1})  #: seconds until threads of other arms have stopped spinning
 OURS = {"1": ("minidl",), "all": ("minidl, one lane", "minidl, two lanes")}
+FUSED = ("batch_norm_act", "batch_norm_grad", "squeeze_excite", "epilogue", "slabs", "additions", "slopes",
+         "weight_updates", "in_place")  #: rules of fusion of our step
 PEERS = "torch eager", "torch.compile", "torch.compile, max-autotune", "JAX jit"
 TARGETS = {"1": (0.85, 0.60), "all": (0.85, 0.65)}  #: the worst and the median network, ours over the best peer
 
@@ -78,14 +80,14 @@ def recorded(network: Network, dropout: float, folder: Path) -> tuple[Any, Any, 
 
 
 def ours(network: Network, dropout: float, folder: Path, lanes: int) -> Arm:
-    """A recorded step with updates at the end of gradients of few samples, and results in place, on one lane in order,
-    or on two lanes with chosen widths. `start_s`: record, plan and bind."""
+    """A recorded step that is fused, on one lane in order, or on two lanes with chosen widths. `start_s`: record, plan
+    and bind."""
     import minidl as ml
     from minidl.fusion import fused
 
     begin = time.perf_counter()
     graph, x, y, opt = recorded(network, dropout, folder)
-    graph = fused(graph, ml.device.cpu(), ["weight_updates", "in_place"])
+    graph = fused(graph, ml.device.cpu(), FUSED)
     before = time.perf_counter()
     cost = ml.measure(graph, parts=2) if lanes == 2 else None
     measuring = time.perf_counter() - before
