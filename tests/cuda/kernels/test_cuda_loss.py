@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covering import pairs
 from cuda_agree import DTYPES, agree, draw
 from cuda_on_cpu import run_kernel
 
@@ -67,12 +68,11 @@ def test_softmax_of_large_numbers() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ losses
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("every", [0, 1, 2], ids=["none ignored", "all ignored", "half ignored"])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 10), (33, 31), (300, 110), (3, 1200)], ids=str)
+@pytest.mark.parametrize(*pairs(shape=[(1, 1), (1, 7), (5, 10), (33, 31), (300, 110), (3, 1200)],
+                                every=[0, 1, 2], smoothing=[0.0, 0.1, 1.0], dtype=DTYPES))
 def test_cross_entropy(shape: tuple[int, int], every: int, smoothing: float, dtype: str) -> None:
-    """And the weights of labels, which may be strided; a label that does not count may be one of the classes."""
+    """And the weights of labels, which may be strided; a label that does not count may be one of the classes. None of
+    the labels is ignored, every one, or every other one."""
     x, weight = draw(shape, 1, dtype, 1) * 2, draw((shape[1],), 1, dtype)
     labels = np.random.default_rng(2).integers(shape[1], size=2 * shape[0])[::-2]
     for chosen in (-100, int(labels[0])):
@@ -130,9 +130,7 @@ INDICES = {"dense": lambda n: np.random.default_rng(1).integers(9, size=n),
            "one number": lambda n: np.broadcast_to(np.int64(4), (2, n)), "no axes": lambda n: np.array(5)}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", INDICES)
-@pytest.mark.parametrize("width", [1, 33, 130, 1100])
+@pytest.mark.parametrize(*pairs(width=[1, 33, 130, 1100], kind=[*INDICES], dtype=DTYPES))
 def test_embedding(width: int, kind: str, dtype: str) -> None:
     table, index = draw((9, width), 1, dtype), INDICES[kind](50)
     y, = agree("embedding", [table, index])
@@ -140,12 +138,11 @@ def test_embedding(width: int, kind: str, dtype: str) -> None:
     agree("embedding_grad", [index, draw(y.shape, 2, dtype)], rows=9, scale=index.size**0.5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("positions", "rows", "width"),
-                         [(1025, 40, 3), (2049, 5000, 1), (6000, 17, 150), (5000, 1, 31)])
-@pytest.mark.parametrize("spread", ["even", "skewed", "one"])
-def test_embedding_grad_of_many_positions(positions: int, rows: int, width: int, spread: str, dtype: str) -> None:
+@pytest.mark.parametrize(*pairs(size=[(1025, 40, 3), (2049, 5000, 1), (6000, 17, 150), (5000, 1, 31)],
+                                spread=["even", "skewed", "one"], dtype=["float32", "float64"]))
+def test_embedding_grad_of_many_positions(size: tuple[int, int, int], spread: str, dtype: str) -> None:
     """Sorted; rows with none, a few and very many positions."""
+    positions, rows, width = size
     rng = np.random.default_rng(5)
     index = {"even": rng.integers(rows, size=positions), "skewed": np.minimum(rng.zipf(1.3, positions) - 1, rows - 1),
              "one": np.full(positions, rows - 1)}[spread]

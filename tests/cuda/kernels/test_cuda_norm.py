@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from covering import pairs
 from cuda_agree import DTYPES, agree, draw, sums_of
 from cuda_on_cpu import run_kernel
 from forms import blank, on_cpu, reference
@@ -208,11 +209,10 @@ def apart(x: Any, parameters: list[Any], z: list[Any], dy: Any, act: str, seed: 
     return {"y": y} | out | {"dw": sums[0], "db": sums[1]} | ({"ds": ds} if z else {}) | {"dx": dx}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("act", "residual"),
-                         [("relu", False), ("relu", True), ("relu6", False), ("relu6", True), ("hardswish", False)])
-@pytest.mark.parametrize("shape", [(9, 3), (2, 5, 7, 36), (2100, 4)], ids=str)
-def test_fusion_changes_no_bits(shape: tuple[int, ...], act: str, residual: bool, dtype: str) -> None:
+@pytest.mark.parametrize(*pairs(shape=[(9, 3), (2, 5, 7, 36), (2100, 4)], dtype=["float32", "float64"], of=[
+    ("relu", False), ("relu", True), ("relu6", False), ("relu6", True), ("hardswish", False)]))
+def test_fusion_changes_no_bits(shape: tuple[int, ...], of: tuple[str, bool], dtype: str) -> None:
+    act, residual = of
     x, dy = window(draw(shape, 1, dtype, 2), 5, 2), draw(shape, 4, dtype, 0.5)
     parameters = [4 * draw(shape[-1], 2, dtype, 1), draw(shape[-1], 3, dtype), *statistics(shape[-1], dtype)]
     z = [draw(shape, 5, dtype)] if residual else []
@@ -224,9 +224,7 @@ def test_fusion_changes_no_bits(shape: tuple[int, ...], act: str, residual: bool
         np.testing.assert_allclose(one[key], value, rtol=tolerance, atol=np.abs(value).max() * tolerance, err_msg=key)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("act", ["none", "relu", "relu6", "hardswish"])
-@pytest.mark.parametrize("shape", [(31, 5), (2070, 3)], ids=str)
+@pytest.mark.parametrize(*pairs(shape=[(31, 5), (2070, 3)], act=["none", "relu", "relu6", "hardswish"], dtype=DTYPES))
 def test_batch_norm_with_an_activation(shape: tuple[int, int], act: str, dtype: str) -> None:
     channels = shape[1]
     x, w, b = draw(shape, 1, dtype, 2), 4 * draw(channels, 2, sums_of(dtype), 1), draw(channels, 3, sums_of(dtype))
@@ -289,12 +287,11 @@ def test_a_block_adds_up_parts_as_the_separate_launch_does(rows: int, width: int
         assert (first.blocks[0], first.threads) == (second.blocks[0], second.threads)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("act", "kept"), [("none", False), ("relu", False), ("relu6", True), ("hardswish", False)])
-@pytest.mark.parametrize("shape", [(9, 3), (2, 5, 7, 36), (2100, 4)], ids=str)
-def test_both_gradients_have_the_bits_of_separate_launches(shape: tuple[int, ...], act: str, kept: bool,
-                                                           dtype: str) -> None:
-    """With and without another gradient that is added, which lies in a slab."""
+@pytest.mark.parametrize(*pairs(shape=[(9, 3), (2, 5, 7, 36), (2100, 4)], dtype=DTYPES,
+                                act=["none", "relu", "relu6", "hardswish"]))
+def test_both_gradients_have_the_bits_of_separate_launches(shape: tuple[int, ...], act: str, dtype: str) -> None:
+    """With and without another gradient that is added, which lies in a slab. One activation keeps its gradient."""
+    kept = act == "relu6"
     c, sums = shape[-1], sums_of(dtype)
     x, dy = window(draw(shape, 1, dtype, 2), 5, 2), draw(shape, 4, dtype, 0.5)
     mean, rstd, w, b = (draw(c, 5, sums, 2), np.abs(draw(c, 6, sums)) + 1, draw(c, 2, sums, 1), draw(c, 3, sums))

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from covering import pairs
 from cuda_on_cpu import not_finite, run, run_kernel
 from cuda_sanitizers import SANITIZERS, record, replay
 from forms import on_cpu, reference
@@ -182,12 +183,11 @@ def flagged(name, constants, groups, common, seed=0, **options):
     return not_finite(), writes
 
 
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("gradient", ["float16", "float32", "float64"])
-@pytest.mark.parametrize(("name", "constants"), RULES)
-def test_one_gradient_that_is_not_finite_sets_the_flag(name, constants, gradient, bad):
+@pytest.mark.parametrize(*pairs(rule=RULES, gradient=["float16", "float32", "float64"], bad=BAD))
+def test_one_gradient_that_is_not_finite_sets_the_flag(rule, gradient, bad):
     """Wherever it is: in the last of many shares, between four neighbours and beside them; for one
     parameter and for many."""
+    name, constants = rule
     dtype = "float64" if gradient == "float64" else "float32"
     groups, common = [own(name, constants, n, dtype, gradient) for n in (5, 5000, 33)], shared(name, dtype)
     assert not flagged(name, constants, groups, common)[0]

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from covering import pairs
 from cuda_agree import near, written
 from cuda_on_cpu import run_kernel
 from forms import blank, exact, reference
@@ -46,10 +47,8 @@ SHAPES = [(1, 1, 1, 1, 1, 1), (2, 3, 5, 7, 4, 6), (3, 2, 33, 31, 8, 5), (1, 2, 3
           (2, 2, 4, 257, 3, 3), (2, 1, 0, 4, 3, 3)]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("dtype", list(RTOL))
-@pytest.mark.parametrize("seen", [{"causal": False}, {"causal": True}, {"causal": True, "offset": 2}], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(*pairs(1, shape=SHAPES, dtype=[*RTOL], seen=[
+    {"causal": False}, {"causal": True}, {"causal": True, "offset": 2}]))
 def test_attention(shape, seen, dtype):
     n, h, t, s, d, e = shape
     q, k, v, dy = (numbers(x, i) for i, x in enumerate([(n, h, t, d), (n, h, s, d), (n, h, s, e), (n, h, t, e)]))
@@ -117,10 +116,7 @@ def wide(a):
     return np.repeat(a, 2, axis=-1)[..., ::2]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("dtype", list(RTOL))
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("kind", ["rnn", "rnn relu", "gru", "lstm"])
+@pytest.mark.parametrize(*pairs(1, kind=["rnn", "rnn relu", "gru", "lstm"], dtype=[*RTOL], reverse=[False, True]))
 def test_recurrence(kind, reverse, dtype):
     name, _, relu = kind.partition(" ")
     constants = {"reverse": reverse, **({"relu": bool(relu)} if name == "rnn" else {})}
