@@ -53,9 +53,8 @@ def test_slopes_behind_a_product_are_bit_identical_to_slopes_apart(dtype):
     x, dy = (np.random.default_rng(seed).standard_normal((7, 33)).astype(dtype) * 8 for seed in (0, 1))
     apart = np.empty_like(dy)
     for slope in ("relu_grad", "gelu_tanh_grad"):
-        for out, gradient in ((apart, dy), (dy, dy)):
-            for thunk in KERNELS[slope].bind([x, gradient], [out], [], {}):
-                thunk()
+        for out in (apart, dy):
+            on_cpu(slope, [x, dy], [out])
         assert apart.tobytes() == dy.tobytes(), slope
 
 

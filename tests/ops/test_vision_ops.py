@@ -4,11 +4,13 @@ reference."""
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forms import blank, exact, on_cpu, reference
 from helpers import ROOT, bytes_allocated, drawn, python, random_array, refuses, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,10 +116,8 @@ def test_fewer_products_for_many_channels(samples: int, size: tuple[int, int], p
                 continue
             part = agree(name, [reads[0][1:], *reads[1:]], 2e-4, **constants)[0]
             np.testing.assert_array_equal(part, whole[1:])
-        exact = [KERNELS[name].reference(np, *(v.astype(np.float64) for v in reads), **constants)
-                 for name, reads, constants in calls]
-        errors.append([np.square(v - (e if isinstance(e, np.ndarray) else e[0])).mean() ** 0.5
-                       for v, e in zip(found, exact, strict=True)])
+        errors.append([np.square(v - exact(name, reads, **constants)[0]).mean() ** 0.5
+                       for v, (name, reads, constants) in zip(found, calls, strict=True)])
     assert (np.array(errors[0]) <= np.array([1, 1, 1.5]) * errors[-1]).all()
 
 
@@ -156,20 +156,10 @@ def test_depthwise_lines_of_several_runs(size: int, channels: int, stride: int) 
     agree("conv2d_weight_grad", [x, dy], 2e-5, taps=(3, 3), bias=False, geometry=geometry)
 
 
-def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: Any) -> list[Any]:
+def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: Any) -> Sequence[Any]:
     """Runs a kernel's CPU form on arrays full of NaN and compares with its reference; twice, for the same bits."""
-    kernel = KERNELS[name]
-    expected = kernel.reference(np, *reads, **constants)
-    expected = [np.asarray(v) for v in (expected if isinstance(expected, tuple) else (expected,))]
-    before = [v.copy() for v in reads]
-    results = []
-    for _ in range(2):
-        writes = [np.full(v.shape, np.nan if v.dtype.kind == "f" else -1, v.dtype) for v in expected]
-        scratch = kernel.work(reads, writes, **constants) if kernel.work else ()
-        work = [np.full(shape, np.nan, dtype) for shape, dtype in scratch]
-        for thunk in kernel.bind(reads, writes, work, constants):
-            thunk()
-        results.append(writes)
+    expected, before = reference(name, reads, **constants), [v.copy() for v in reads]
+    results = [on_cpu(name, reads, blank(expected), **constants) for _ in range(2)]
     for found, again, wanted in zip(*results, expected, strict=True):
         np.testing.assert_array_equal(found, again)
         scale = max(1.0, np.abs(wanted).max(initial=0.0))
