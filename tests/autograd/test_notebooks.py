@@ -7,9 +7,10 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pipelines
 import pytest
+from helpers import classified
 
 import minidl as ml
-from minidl import data, models, nn, ops, optim, schedulers
+from minidl import data, models, ops, optim, schedulers
 from minidl.kernels import KERNELS
 from minidl.kernels.registry import kernel
 
@@ -17,14 +18,7 @@ from minidl.kernels.registry import kernel
 @pytest.fixture(scope="module")
 def step():
     model = models.create("mlp", hidden=16)
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-
-    def run(x, y):
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    run = classified(model, optim.SGD(model.parameters(), lr=0.1))
     return model, ml.record(run, *next(data.digits(batch_size=64)), name="mlp")
 
 

@@ -128,16 +128,6 @@ def test_astype_brings_gradients_back(there):
     assert same.grad.dtype == "float64"
 
 
-def test_backward_may_start_from_another_gradient_than_one():
-    p = ml.Parameter(np.array([1.0, 2.0], np.float32))
-    (p * p).sum().backward(ml.array(np.float32(3)))
-    np.testing.assert_array_equal(p.grad.numpy(), [6, 12])
-    with pytest.raises(ml.ShapeError, match=r"must be float32 \(\) as the value is, not float64"):
-        (p * p).sum().backward(ml.array(np.float64(3)))
-    with pytest.raises(ml.ShapeError, match=r"must be float32 \(\) as the value is, not float32"):
-        (p * p).sum().backward(ml.array(np.ones(1, np.float32)))
-
-
 # ---------------------------------------------------------------------------------------------------------------- norms
 def test_norms_keep_their_statistics_in_float32(there):
     x = random_array((6, 5, 5, 3), 1, "float32") + 3

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 from any_order import same_in_any_order
+from forms import bound, on_cpu
 from helpers import bits, random_array, refuses, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops, optim
 from minidl.devices.device import cpu
+from minidl.devices.native import no_native_lanes
 from minidl.kernels import KERNELS
 from minidl.measuring.lanes import probe
 from minidl.testing.checks import gradcheck
@@ -118,9 +119,8 @@ def test_rows_after_the_last_one_may_be_left_as_they_are() -> None:
     for name, reads, results in (("grouped_linear", [counts, x, w], 1), ("grouped_linear", [counts, x, w], 2),
                                  ("grouped_linear_input_grad", [counts, x, w, x], 1)):
         for rest in (True, False):
-            made = [np.full((5, 3), 7, "float32") for _ in range(results)]
-            for call in KERNELS[name].bind(reads, made, [], {"rest": rest, **({"gelu": True} if results > 1 else {})}):
-                call()
+            made = on_cpu(name, reads, [np.full((5, 3), 7, "float32") for _ in range(results)], rest=rest,
+                          **({"gelu": True} if results > 1 else {}))
             assert all((a[3:] == (0 if rest else 7)).all() and (a[:3] != 7).all() for a in made)
 
 
@@ -176,14 +176,6 @@ VARIANTS: list[dict[str, Any]] = [{}, {"capacity": 1}, {"capacity": 2, "shared":
                                   {"top_k": 1, "score": "sigmoid"}, {"bias_rate": 0.1, "balance": 0.0}, {"top_k": 4}]
 
 
-@pytest.fixture(params=["native", "python"])
-def lanes(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The steps of the test run on lanes of this kind."""
-    cpu().set_lanes(request.param)
-    yield request.param
-    cpu().set_lanes("")
-
-
 def check_bits(micro_batches: int, given: dict[str, Any], seeds: Any) -> None:
     """Steps in random orders leave the bits of eager steps."""
     def make() -> tuple[Any, Any]:
@@ -194,7 +186,7 @@ def check_bits(micro_batches: int, given: dict[str, Any], seeds: Any) -> None:
 
 
 @pytest.mark.parametrize("given", VARIANTS, ids=str)
-def test_lanes_and_random_orders_have_the_bits_of_eager_steps(given: dict[str, Any], lanes: str) -> None:
+def test_lanes_and_random_orders_have_the_bits_of_eager_steps(given: dict[str, Any], both_lanes: str) -> None:
     check_bits(2, given, range(2))
 
 
@@ -211,14 +203,12 @@ def test_random_settings_have_the_bits_of_eager_steps() -> None:
         check_bits(int(draw.integers(1, 4)), given, [seed])
 
 
+@pytest.mark.skipif(bool(no_native_lanes()), reason="this machine has no native lanes")
 @pytest.mark.parametrize("summed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products_by_tiles_or_by_the_library_are_native(summed: bool, bias: bool) -> None:
+def test_products_by_tiles_or_by_the_library_are_native(summed: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
+                                                        ) -> None:
     """Groups without rows, with few, and with many: each row comes from one of both."""
-    from minidl.devices.native import no_native_lanes
-
-    if no_native_lanes():
-        pytest.skip(no_native_lanes())
     counts, (n, i, o) = np.array([[0, 5, 70], [1, 130, 16]]), (230, 96, 64)
     x, w, b, dy = (random_array(shape, 3, "float32") for shape in ((n, i), (3, o, i), (3, o), (n, o)))
     reads = [counts, x, dy] if summed else [counts, x, w, *([b] if bias else [])]
@@ -227,25 +217,18 @@ def test_products_by_tiles_or_by_the_library_are_native(summed: bool, bias: bool
     made = {}
     for lanes in ("native", "python"):
         results = [np.full(shape, 9, np.float32) for shape in shapes]
-        work = [np.empty(shape, kind) for shape, kind in (
-            KERNELS[name].work(reads, results, **constants) if KERNELS[name].work else [])]
-        calls = KERNELS[name].bind(reads, results, work, constants)
-        cpu().set_lanes(lanes)
-        try:
-            with closing(cpu().lanes(probe([[0]], [], lambda *_, calls=calls: calls))) as run:
-                run.run()
-        finally:
-            cpu().set_lanes("")
+        calls = bound(name, reads, results, **constants)
+        monkeypatch.setenv("MINIDL_LANES", lanes)
+        with closing(cpu().lanes(probe([[0]], [], lambda *_, calls=calls: calls))) as run:
+            run.run()
         made[lanes] = bits(*results)
     assert made["native"] == made["python"]
 
 
+@pytest.mark.skipif(bool(no_native_lanes()), reason="this machine has no native lanes")
 def test_grouped_products_are_native() -> None:
-    from minidl.devices.native import no_native_lanes
     from minidl.devices.native.calls import convert
 
-    if no_native_lanes():
-        pytest.skip(no_native_lanes())
     _, step, batches = training(shared=1, capacity=2, bias_rate=0.1)
     graph = ml.record(step, *batches[0])
     memory = {i: np.zeros(max(spec.bytes, 8), np.uint8) for i, spec in enumerate(graph.storages)}
@@ -358,7 +341,7 @@ def test_what_does_not_fit_is_one_line() -> None:
         (lambda: ops.grouped_linear(x, place, w, ml.array(np.ones((2, 4)))), r"bias \(2, 4\) does not fit weight"))
 
 
-def test_scores_that_are_not_numbers_name_the_layer(lanes: str) -> None:
+def test_scores_that_are_not_numbers_name_the_layer(both_lanes: str) -> None:
     _, step, batches = training()
     graph = ml.record(step, *batches[0])
     run = ml.StreamExecutor(graph, ml.plan(graph, "in_order").schedule)
