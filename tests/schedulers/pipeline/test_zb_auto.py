@@ -125,13 +125,7 @@ def test_an_order_by_a_rule_has_the_times_of_the_simulator(name, cap, chunks):
         assert (price(made).max_span, price(made).makespan) == pytest.approx((span, makespan))
 
 
-def refined(problem, schedule):
-    """An order as the last step of the search improves it: (makespan, largest span, schedule)."""
-    graph = stage_graph(problem.ranks, problem.micro_batches)
-    return refine(graph, schedule, durations(problem, graph), problem.latency, problem.cap, bounds=(0.0, 0.0))
-
-
-def test_searches_time_their_orders_as_the_simulator_does():
+def test_searches_time_their_orders_as_the_simulator_does_and_refining_only_helps():
     """`refine` times every move within its own loop."""
     def spans(graph, schedule, cost):
         start, end, _ = times(graph, schedule, cost)
@@ -140,10 +134,13 @@ def test_searches_time_their_orders_as_the_simulator_does():
 
     each = [2, 1, 3, 2], [1, 4, 1, 3], [2, 2, 5, 1]
     cost = costs(contiguous(4), *each, 0.25)
-    problem = Problem.of(contiguous(4), 6, cost, 4)
+    problem, graph = Problem.of(contiguous(4), 6, cost, 4), stage_graph(4, 6)
     for one in candidates(problem, 4.0, 1.0)[::29]:
-        makespan, span, better = refined(problem, by_rules(problem, 4.0, 1.0, [one])[2])
-        assert spans(stage_graph(4, 6), better, cost) == pytest.approx((span, makespan))
+        (before,), (whole,), order = by_rules(problem, 4.0, 1.0, [one])
+        makespan, span, better = refine(graph, order, durations(problem, graph), 0.25, 4, bounds=(0.0, 0.0))
+        assert spans(graph, better, cost) == pytest.approx((span, makespan))
+        assert span < before * (1 - 1e-9) or (span <= before * (1 + 1e-9) and makespan <= whole * (1 + 1e-9))
+        assert (np.sort(better.keys.reshape(4, -1)) == np.sort(order.keys.reshape(4, -1))).all()
     v = pipelines.place("zb_v", 4)
     cost = costs(v, *(t * 2 for t in each), 0.25)
     problem, graph = Problem.of(v, 6, cost), stage_graph(8, 6)
