@@ -133,7 +133,7 @@ def _fetching(slots: Sequence[Slot], ranks: int, micro_batches: int, fetch: floa
     layers = 1 + max(slot.backward[0] for slot in slots if slot.backward)
     value = {(kind, layer, i): made.buffer(f"the {what} of stage {layer}, micro-batch {i}", 0, role)
              for kind, what, role in ((Kind.F, "activation", Role.ACTIVATION), (Kind.B, "gradient", Role.GRADIENT))
-             for layer in range(layers) for i in range(micro_batches)}
+             for i in range(micro_batches) for layer in range(layers)}  # as in a `stage_graph`
     places = {(rank, turn, what): made.buffer(f"{what} {turn} on rank {rank}", 0, Role.WORKSPACE)
               for rank in range(ranks) for turn in range(2) for what in ("weights", "gradients")}
     for number, slot in enumerate(slots):

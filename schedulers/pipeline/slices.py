@@ -15,7 +15,6 @@ from ...core.columns import Rows
 from ...core.graph import TaskGraph
 from ...core.placement import PipelineError, check_numbers
 from ...core.tasks import Kind, unpack
-from ...pricing.cost import CostModel
 from ..ordered import Ordered
 from .flush import in_turn
 from .problem import Problem, schedule_of
@@ -37,10 +36,9 @@ def seq1f1b(problem: Problem, slices: int = 2) -> Ordered:
     up = np.arange(m * q)
     down = up // q * q + q - 1 - up % q
     schedule = schedule_of([in_turn((rank, up), (rank, down), p - rank - 1 + q) for rank in range(p)])
-    cost = CostModel.given((problem.forward / q).tolist(), (problem.output_grad / q).tolist(),
-                           (problem.weight_grad / q).tolist(), problem.latency)
+    kinds = {kind: np.divide(times, q).tolist() for kind, times in problem.cost.kinds.items()}
     graph = None if problem.recorded else sliced_graph(p, m, q)
-    return Ordered(schedule, {"slices": q}, graph=graph, cost=cost, slices=q)
+    return Ordered(schedule, {"slices": q}, graph=graph, cost=replace(problem.cost, kinds=kinds), slices=q)
 
 
 def sliced_graph(stages: int, micro_batches: int, slices: int) -> TaskGraph:

@@ -140,8 +140,10 @@ class GivenTimes:
         sent = self.problem.message_bytes or [*draft.cost.sizes.get("message_bytes", ())] or 0
         if isinstance(sent, list) and "joint" in found.notes:  # which has cut the layers anew
             sent = np.take(sent, np.cumsum(found.notes["joint"]["layers"]) - 1).tolist()
-        graph = found.graph or stage_graph(place.stages, total, fused_in(schedule, place.stages, total),
-                                           place.directions, sent)
+        graph = stage_graph(place.stages, total, fused_in(schedule, place.stages, total), place.directions, sent)
+        if found.graph is not None:  # with the same messages, whose slices are alike
+            sizes, own = -(-graph.buffer_bytes // found.slices), found.graph.buffer_bytes
+            graph = replace(found.graph, buffer_bytes=np.append(sizes, own[len(sizes):]))
         made = replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
         made = made if LAG not in self.choices.options else in_time(made, self.choices.options[LAG])
         if schedule.joined is not None:

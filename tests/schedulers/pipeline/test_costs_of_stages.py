@@ -71,6 +71,18 @@ def test_each_message_has_the_bytes_of_its_stage():
     assert pipeline.price(alike).makespan == pytest.approx(time + 14 * (LAYERS.link.latency + 70 / 100))
 
 
+def test_messages_of_steps_with_tasks_of_their_own():
+    """A slice takes its share of a stage's time and bytes; weights that come in no time change no message."""
+    def makespan(policy, ranks, **options):
+        return pipeline.price(ml.plan(ml.Pipeline(4), policy, LAYERS, ml.Machine(ranks), **options)).makespan
+
+    assert makespan("seq1f1b", 8, slices=1) == makespan("one_f_one_b", 8)
+    assert makespan("roundpipe", 2, fetch=1e-12) == pytest.approx(makespan("roundpipe", 2))
+    sent = ml.Pipeline(1, bandwidth=10.0, message_bytes=20)  # two forwards of 0.5, two messages of 1, and so down
+    halves = ml.plan(sent, "seq1f1b", machine=ml.Machine(2), slices=2)
+    assert pipeline.price(halves).makespan == pytest.approx(0.5 + 2 * 1 + 0.5 + 2 * 1 + 1 + 1)
+
+
 def test_messages_are_of_the_stages_that_joint_has_cut(monkeypatch):
     pipelines.little_effort(monkeypatch)
     made = pipelines.plan("joint", 2, 4, LAYERS)
