@@ -232,7 +232,7 @@ def load_csv(path: Path, wanted: Wanted) -> Dataset:
             rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
         if not rows:
             raise ValueError("is empty")
-        names, lines = [" ".join(name.split()) for name in rows[0][1]], rows[1:]
+        names, lines = [" ".join(name.splitlines()).strip() for name in rows[0][1]], rows[1:]
         _check_names(names, rows)
         at = next((i for label in LABELS for i, name in enumerate(names) if name.lower() == label), len(names) - 1)
         if len(names) < 2 or not lines:

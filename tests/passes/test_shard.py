@@ -26,6 +26,18 @@ CONV = {"model": "resnet20", "model_args": {"width": 2}, "batch_size": 4, "optim
 GPT = {"model": "gpt", "model_args": {"preset": "tiny"}, "batch_size": 12}
 
 
+def run_to_the_end(trainer: RankTrainer, steps: int, save: Path | None) -> None:
+    """Trains, shares states in the midst of it, and saves a checkpoint on rank 0."""
+    for step in range(steps):
+        trainer.step()
+        if step == 0:
+            trainer.share()
+    trainer.finish()
+    recorded = trainer.recorded
+    if save is not None and trainer.communicator.rank == 0:
+        checkpoint.save(save, recorded.model, recorded.optimizer, step=steps, loader=recorded.train_data)
+
+
 def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = None, save: Path | None = None
             ) -> list[tuple[str, dict[str, bytes], int]]:
     """Of each rank the parameters' hash, rank 0's whole states, and the bytes that it has allocated. States are shared
@@ -39,13 +51,7 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
             with use(recorded.tape):
                 checkpoint.load(load, recorded.model, recorded.optimizer, loader=recorded.train_data)
         trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (1.0, 0.001))
-        for step in range(steps):
-            trainer.step()
-            if step == 0:
-                trainer.share()
-        trainer.finish()
-        if save is not None and communicator.rank == 0:
-            checkpoint.save(save, recorded.model, recorded.optimizer, step=steps, loader=recorded.train_data)
+        run_to_the_end(trainer, steps, save)
         held = sum(len(m) for m in [trainer.run._body[0].bound.arena, *trainer.run._body[0].bound.persistent])
         assert held == trainer.program.peak_bytes
         states = {}

@@ -17,7 +17,7 @@ import minidl as ml
 from minidl.core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from minidl.core.tasks import COLLECTIVE, RECEIVES, SENDS, Kind
 from minidl.passes.messages import check_collectives, check_rendezvous, check_same_order
-from minidl.passes.replicas import fifo, priority
+from minidl.passes.replicas import ORDERS
 from minidl.plans.program import lower
 from minidl.pricing.cost import Link
 from minidl.runtime.comm import Communicator
@@ -112,8 +112,8 @@ def test_orders_of_all_reduces():
     last."""
     ready = {(0, 7): 3.0, (1, 6): 9.0, (2, 5): 1.0, (3, 4): 0.0}
     time = dict.fromkeys(ready, 4.0)
-    assert [stage for stage, _ in fifo(ready, time)] == [3, 2, 0, 1]
-    assert [stage for stage, _ in priority(ready, time)] == [3, 0, 2, 1]
+    assert [stage for stage, _ in ORDERS["fifo"](ready, time)] == [3, 2, 0, 1]
+    assert [stage for stage, _ in ORDERS["priority"](ready, time)] == [3, 0, 2, 1]
     names = [plan.schedule.names([str(lane) for lane in plan.schedule.lanes].index("0/comm"))
              for plan in (grid_plan("interleaved", all_reduces=order, part_bytes=700, collective=lambda sizes: 1e3)
                           for order in ("fifo", "priority"))]

@@ -368,15 +368,14 @@ def test_an_exception_of_a_compiled_loop_reaches_the_caller(made):
             x[0] = 0
 
 
-@contextmanager
-def interrupt_in(seconds):
-    """The call within gets an interrupt after so long, and ends with it."""
+def interrupted(seconds, call):
+    """The call gets an interrupt after so long, and ends with it."""
     timer = threading.Timer(seconds, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with deadline(), pytest.raises(KeyboardInterrupt):
             timer.start()  # inside: a busy machine may come back here late
-            yield
+            call()
         timer.join()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -390,8 +389,7 @@ def test_an_interrupt_falls_between_two_compiled_calls(made, waiting):
     busy = [(0, [slow(x), partial(np.add, counts, 1.0, out=counts)] * 2_000)]
     lanes = made([], busy) if waiting else made(busy)
     for _ in range(2):
-        with interrupt_in(0.05):
-            lanes.run()
+        interrupted(0.05, lanes.run)
         assert counts[0] < 2_000, "it came at the end"
         counts[0] = 0
 
@@ -411,9 +409,7 @@ def test_a_run_that_comes_back_to_python_in_between_makes_every_call_once(made):
         lanes.run()
         assert total == wanted
         assert len(calls) > 1
-        with interrupt_in(0.01):
-            for _ in range(1000):
-                lanes.run()
+        interrupted(0.01, lambda: [lanes.run() for _ in range(1000)])
 
 
 def test_any_thread_can_end_a_run(made):
