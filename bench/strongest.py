@@ -5,9 +5,9 @@
 
 Needs the extra `strong` and a C++ compiler. Each arm has a process of its own. First the losses of all arms over some
 steps must agree; then the arms take turns. On one core, to which all processes are pinned, the processor's time counts,
-so that other work there counts less; on all cores the clock's. A step is forward, backward and the optimizer. Buffers
-are donated to JAX; torch has fused optimizers, no gradients between steps, images channels last. Networks that are
-measured replace their entries in the record.
+so that other work there counts less; on all cores the clock's. All have large pages and keep what they free. A step is
+forward, backward and the optimizer. Buffers are donated to JAX; torch has fused optimizers, no gradients between steps,
+images channels last. Networks that are measured replace their entries in the record.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ RATES = {False: 0.01, True: 1e-3}  #: while losses are compared, by whether the 
 SLOW = 1e-7  #: the rate while steps are timed, so that no unit dies and leaves denormal momenta
 LEAST = 0.01  #: of a step's time: smaller families are not shown
 PATIENCE = 900.0  #: seconds for an arm to build its step
+#: of glibc 2.35 or newer, for all arms: large pages, and what is freed stays with the process. Otherwise a virtual
+#: machine's host takes time for the pages of each step, and more on some days, from all but minidl, which keeps its own
+PAGES = ":".join(f"glibc.malloc.{name}={value}" for name, value in (
+    ("hugetlb", 1), ("mmap_threshold", 1 << 32), ("trim_threshold", 1 << 34), ("top_pad", 1 << 26)))
 SETTLE = MappingProxyType({"1": 0.02, "all": 0.1})  #: seconds until threads of other arms have stopped spinning
 OURS = {"1": ("minidl",), "all": ("minidl, one lane", "minidl, two lanes")}
 FUSED = ("batch_norm_act", "batch_norm_grad", "squeeze_excite", "epilogue", "slabs", "additions", "slopes",
@@ -242,7 +246,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, "--serve", network, name, cores, str(folder)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True,
-                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)})
+                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "GLIBC_TUNABLES": PAGES})
 
     def answer(self) -> Any:
         """The next line. Raises RuntimeError if the process died or is silent for too long."""
