@@ -487,13 +487,13 @@ on the products of these networks, tiles of minidl 97 to 115. On the Intel it is
 225; that core's clock changes by a tenth within a minute. On the AMD the MLP with 2,048 units has the slowest products,
 since the rows of its weights are a multiple of 4 KB apart.
 
-On the Intel the two networks above 0.85 are the MLP with 2,048 units and the VGG, nearly all of whose time are products
-and convolutions: 127 to 161 GFLOP/s of 209 that day, torch's products 141 to 167. How long the host of that virtual
-machine takes for addresses changes from day to day. minidl has large pages, the peers have none by default: on a day
-on which the host took long, minidl's median on one core was 0.50 and its worst 0.82. torch asks for large pages with
-THP_MEM_ALLOC_ENABLE=1. Then, on that day, minidl took 0.83 of its eager step for the MLP with 2,048 units (0.66
-without), 0.80 (0.69) for the VGG, 0.81 (0.73) for the GPT 6 x 384, 0.51 (0.46) for the MLP 784 with batch 64, 0.68
-(0.73) for the LSTM, 0.55 (0.56) for the GPT 4 x 128.""",
+On one core of the Intel all arms have large pages and keep the memory that they free (glibc's tunables), as minidl's
+own memory does. How long the host of that virtual machine takes for new pages changes from day to day; without the
+tunables it makes peers slow: in the same hour minidl took 0.45 of the best peer's time for ResNet-20 without them and
+0.67 with them, 0.43 and 0.49 for LeNet, 0.86 and 0.95 for the MLP with 2,048 units. That MLP and the GPT 6 x 384 are
+above 0.85 there: nearly all of their time are products, 127 to 161 GFLOP/s of 209 another day, torch's 141 to 167. Rows
+for all cores of the Intel, and all rows of the AMD, are older: they are without the tunables, and the Intel's without
+Winograd's convolutions and without fusion, as are its floors below (commit adce3448).""",
             {"strongest": strongest, "strongest_zen4": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
