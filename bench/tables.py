@@ -491,9 +491,9 @@ On one core of the Intel all arms have large pages and keep the memory that they
 own memory does. How long the host of that virtual machine takes for new pages changes from day to day; without the
 tunables it makes peers slow: in the same hour minidl took 0.45 of the best peer's time for ResNet-20 without them and
 0.67 with them, 0.43 and 0.49 for LeNet, 0.86 and 0.95 for the MLP with 2,048 units. That MLP and the GPT 6 x 384 are
-above 0.85 there: nearly all of their time are products, 127 to 161 GFLOP/s of 209 another day, torch's 141 to 167. Rows
-for all cores of the Intel, and all rows of the AMD, are older: they are without the tunables, and the Intel's without
-Winograd's convolutions and without fusion, as are its floors below (commit adce3448).""",
+above 0.85 there: products take 0.9 and 0.7 of their time; the MLP's reached 127 to 161 GFLOP/s of 209 on another day,
+torch's 141 to 167. Rows for all cores of the Intel, and all rows of the AMD, are older: they are without the tunables,
+and the Intel's without Winograd's convolutions and without fusion, as are its floors below (commit adce3448).""",
             {"strongest": strongest, "strongest_zen4": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many

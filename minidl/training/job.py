@@ -87,10 +87,19 @@ class Job:
         if self.micro_batches % self.groups:
             raise ValueError(f"{self.scheduler} adds up the gradients of {self.groups} groups of micro-batches; "
                              f"{self.micro_batches} do not divide into them")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"the norm to clip at is {self.clip:g}; it must be above 0")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
-        if self.low and not self.device.startswith("cuda"):
-            raise ValueError(f"{self.dtype} needs a CUDA device; {self.device} computes in float32 and float64")
+        if not self.device.startswith("cuda"):
+            if self.low:
+                raise ValueError(f"{self.dtype} needs a CUDA device; {self.device} computes in float32 and float64")
+            if self.tf32:
+                raise ValueError(f"tf32 is only for CUDA devices, not for {self.device}")
+            if self.dependent_launch:
+                raise ValueError(f"dependent launch is only for CUDA devices, not for {self.device}")
+            if not self.deterministic:
+                raise ValueError(f"nondeterministic is only for CUDA devices; {self.device} always repeats its bits")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
         known = [*signature(OPTIMIZERS[self.optimizer]).parameters.keys() - OWN]

@@ -346,8 +346,8 @@ def test_eager_steps_and_checkpoints(device, tmp_path):
 
 @pytest.mark.slow
 def test_costs_are_measured_in_graphs(device, monkeypatch):
-    """What a step takes beside its tasks is the device's time, not that of a host that waits for it: only what the main
-    stream does between two steps, behind other work."""
+    """The time of a step besides its tasks is the device's: the main stream's between two steps, behind other work. The
+    host's wait does not count."""
     run, seen, behind = Run(device()), [], clock.behind
     monkeypatch.setattr(clock, "behind", lambda *given: seen.append(behind(*given)) or seen[-1])
     cost = ml.measure(run.graph, device=run.device)

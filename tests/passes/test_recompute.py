@@ -40,7 +40,7 @@ def test_bits_and_running_statistics_are_those_of_the_plain_step(dropped: Any, p
 
 
 def test_each_r_runs_just_before_its_first_reader_and_touches_no_state_that_its_forward_changes():
-    """If it read one, the next micro-batch's forward would have to come after R. What the step returns is kept."""
+    """If R read such a state, the next micro-batch's forward would have to wait for R. The step keeps its results."""
     graph = trained(range(20))[2]
     tasks, names = list(graph), [t.name for t in graph]
     for t in tasks:

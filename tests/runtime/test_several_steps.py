@@ -36,7 +36,7 @@ class Job(several.Recorded):
 
 
 def same(job: Job, found: list[Any]) -> None:
-    """The bits are those of single steps."""
+    """Several steps in one call leave the bits that single steps leave."""
     alone = Job()
     run = alone.executor()
     wanted = [tuple(t.numpy() for t in run(*batch)) for batch in BATCHES]

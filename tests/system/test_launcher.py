@@ -88,7 +88,7 @@ SHELL = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1",
 
 @pytest.mark.parametrize("more", [[], ["--parallel", "data"], ["--parallel", "pipeline"]])
 def test_processes_that_share_no_mpi_do_not_train_each_by_itself(more, started, capsys):
-    """A PyTorchJob's, or those of DeepSpeed's launcher, know their number and how many they are, and nothing of MPI."""
+    """PyTorchJob and DeepSpeed tell each process its rank and the number of processes, but nothing of MPI."""
     started("a launcher like torchrun", size=1, local=0)
     assert main(["train", "--model", "mlp", *more]) == 2
     assert re.fullmatch(r"minidl: a launcher like torchrun has started 2 processes, and in the library of MPICH 5.0 "
