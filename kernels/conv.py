@@ -239,7 +239,7 @@ def _forth(w: Any, dx: Any, geometry: Geometry) -> Geometry | None:
 
 
 def _is_winograd(pixels: Sequence[int], w: Any, geometry: Geometry, outputs: int = 0) -> bool:
-    """Whether the loops of `winograd` are faster, on processors with AVX-512, for such pixels (n, h, w) of the result,
+    """Whether the loops of `winograd` are faster, on processors with AVX2, for such pixels (n, h, w) of the result,
     or of the gradient that is summed. Not for a single image, which may be cut between any rows. `outputs`: of dy, if w
     is a part of it."""
     outputs = outputs or w.shape[0]
@@ -253,9 +253,13 @@ def _winograd(pixels: Any, w: Any, geometry: Geometry, outputs: int = 0) -> Any:
     """The module `winograd`, if its loops are faster here."""
     if not _is_winograd(pixels.shape[:3], w, geometry, outputs):
         return None
-    from . import tiles, winograd
+    from . import vectors  # it imports numba
 
-    return winograd if tiles.WIDE else None
+    if not vectors.AVX2:
+        return None
+    from . import winograd
+
+    return winograd
 
 
 def _winograd_work(w: Any, tiles: int) -> tuple[int, int]:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 Pair = tuple[int, int]
 LANES = 16  #: output channels that are computed together
 LEAST_TILES = 1 << 18  #: products of numbers in a product of matrices from which `tiles` may be faster
-ROWS = 14  #: of a tile of sums of `tiles`
 PLACES = 16  #: positions of a tile of pixels that `winograd` has transformed
-CONVOLVED, SUMMED = 2 * ROWS, 4 * ROWS  #: tiles of pixels that it transforms at once; and for weights
+CONVOLVED, SUMMED = 28, 56  #: tiles of pixels that it transforms at once, at most; and for weights
 WIDEST = 8  #: pixels that are computed together at most
 CHUNK = 256  #: about how many pixels the gradient of the weights adds up before it adds them to the others'
 LINE = 128  #: pixels of a line at most, where lines may have any length

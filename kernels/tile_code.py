@@ -11,10 +11,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .taps import LANES, ROWS
-from .vectors import _address, _call, _repeated, _transposed
+from .taps import LANES
+from .vectors import WIDE, _address, _call, _repeated, _transposed
 
-LESS, VECTORS = 8, 2  #: rows of a tile for rows that are left; of a tile
+ROWS, LESS, VECTORS = (14, 8, 2) if WIDE else (6, 4, 1)  #: of a tile; of one for rows that are left; of both
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 BITS, MASK = ir.IntType(LANES), ir.VectorType(ir.IntType(1), LANES)
@@ -178,8 +178,8 @@ def _bare(rows: int, vectors: int) -> Any:
     return tile
 
 
-bare_one, bare = (_bare(ROWS, v) for v in range(1, VECTORS + 1))
-large_one, large, small_one, small = (_tile(rows, v) for rows in (ROWS, LESS) for v in range(1, VECTORS + 1))
+bare_one, bare = (_bare(ROWS, v) for v in (1, VECTORS))
+large_one, large, small_one, small = (_tile(rows, v) for rows in (ROWS, LESS) for v in (1, VECTORS))
 
 
 @intrinsic

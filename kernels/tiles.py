@@ -16,12 +16,12 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba.core.registry import cpu_target
 
 from .registry import Thunk, inlined, loop, memory
-from .taps import LANES, LEAST_TILES, ROWS
+from .taps import LANES, LEAST_TILES
 from .tile_code import (
     LESS,
+    ROWS,
     VECTORS,
     given,
     large,
@@ -33,9 +33,8 @@ from .tile_code import (
     taken,
     turned,
 )
+from .vectors import NAME, WIDE
 
-_, NAME, FEATURES = cpu_target.target_context.codegen().magic_tuple()
-WIDE = "+avx512f" in FEATURES  #: whether 32 registers hold LANES each
 ZEN = NAME.startswith("znver")
 DEEP, HIGH = 384, 560  #: products that a tile adds up, and rows of a that are packed at once, at most
 COLUMNS = VECTORS * LANES

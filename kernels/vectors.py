@@ -17,9 +17,11 @@ from numba.extending import intrinsic, models, register_model
 
 from .taps import LANES, WIDEST
 
-#: with AVX-512 LANES float32 are one register, else two or four of the 16 or 32 that there are
-PIXELS = WIDEST if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else WIDEST // 2
-TWICE = PIXELS == WIDEST  #: whether the registers hold two blocks of sums
+_, NAME, FEATURES = cpu_target.target_context.codegen().magic_tuple()
+#: whether LANES float32 are one of 32 registers; else they are two of 16 or four of 32
+WIDE, AVX2 = "+avx512f" in FEATURES, {"+avx2", "+fma"} <= {*FEATURES.split(",")}
+PIXELS = WIDEST if WIDE else WIDEST // 2
+TWICE = WIDE  #: whether the registers hold two blocks of sums
 
 
 class _Vector(types.Type):

@@ -24,9 +24,10 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from . import taps
 from .registry import Thunk, flat, inlined, loop, memory
-from .taps import CONVOLVED, LANES, PLACES, ROWS, SUMMED
-from .tile_code import BITS, LESS, MASK, NUMBER, VECTOR, VECTORS, _first, _masked, _place, bare, bare_one
+from .taps import LANES, PLACES
+from .tile_code import BITS, LESS, MASK, NUMBER, ROWS, VECTOR, VECTORS, _first, _masked, _place, bare, bare_one
 from .tiles import _begin, _lower, _multiplied
 from .vectors import _address, transpose
 
@@ -36,6 +37,7 @@ WINDOW: Matrix = (1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)
 OUTPUT: Matrix = (1, 0), (1, 1), (1, -1), (0, -1)  #: transposed it makes the outputs
 SHIFT = 5  #: a number that is added in this position is added to all outputs of the tile
 COLUMNS, LEAST = VECTORS * LANES, -np.float32(np.inf)
+CONVOLVED, SUMMED = taps.CONVOLVED // ROWS * ROWS, taps.SUMMED // ROWS * ROWS  #: whole tiles
 
 
 # ------------------------------------------------------------------------------------------------------- transforms

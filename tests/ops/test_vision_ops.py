@@ -4,6 +4,7 @@ reference."""
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from parity import POOLS, TOLERANCE, same
 import minidl as ml
 from minidl import nn, ops
 from minidl.core.tasks import Kind
-from minidl.kernels import KERNELS
+from minidl.kernels import KERNELS, vectors
 from minidl.kernels.beside import together
 from minidl.kernels.conv import PIXELS, Geometry
 from minidl.kernels.depthwise import depthwise_work
@@ -94,8 +95,6 @@ def test_fewer_products_for_many_channels(samples: int, size: tuple[int, int], p
     """The loops of `winograd`, and the loops of other processors with the same scratch arrays, are right as a whole and
     in parts of the outputs. Errors are no larger, of the weights' gradient at most half as large again. The bits of a
     sample do not depend on the samples beside it."""
-    from minidl.kernels import tiles
-
     geometry = Geometry((1, 1), padding, (1, 1), 1)
     shapes = (samples, *size, channels), (outputs, 3, 3, channels), (outputs,)
     x, w, b = (random_array(shape, seed, "float32") for seed, shape in enumerate(shapes))
@@ -105,8 +104,8 @@ def test_fewer_products_for_many_channels(samples: int, size: tuple[int, int], p
         ("conv2d", [x, w, b], {"geometry": geometry}),
         ("conv2d_input_grad", [dy, w], {"size": size, "geometry": geometry}), ("conv2d_weight_grad", [x, dy], own)]
     errors = []
-    for wide in dict.fromkeys((tiles.WIDE, False)):
-        monkeypatch.setattr(tiles, "WIDE", wide)
+    for wide in dict.fromkeys((vectors.AVX2, False)):
+        monkeypatch.setattr(vectors, "AVX2", wide)
         found = [agree(name, reads, 2e-4, **constants)[0] for name, reads, constants in calls]
         for rows in ((0, 8), (0, 16), (8, outputs), (outputs - 3, outputs)):
             part = agree("conv2d_weight_grad", [x, dy[..., slice(*rows)]], 2e-4, **own, rows=(rows[0], outputs))[0]
@@ -119,6 +118,14 @@ def test_fewer_products_for_many_channels(samples: int, size: tuple[int, int], p
         errors.append([np.square(v - exact(name, reads, **constants)[0]).mean() ** 0.5
                        for v, (name, reads, constants) in zip(found, calls, strict=True)])
     assert (np.array(errors[0]) <= np.array([1, 1, 1.5]) * errors[-1]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not vectors.WIDE, reason="the test before is this one if there is no AVX-512")
+def test_fewer_products_with_half_as_wide_registers() -> None:
+    done = python("-m", "pytest", "-q", "-n0", "-m", "", __file__, "-k", test_fewer_products_for_many_channels.__name__,
+                  NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+avx2,+fma")
+    assert re.search(r"^8 passed", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.parametrize(("x", "w", "stride", "padding", "pixels"), [
@@ -172,7 +179,7 @@ def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: An
 DIGEST = """
 import hashlib
 import numpy as np
-from minidl.kernels import KERNELS
+from minidl.kernels import KERNELS, vectors
 from minidl.kernels.beside import together
 from minidl.kernels.conv import PIXELS, Geometry
 
