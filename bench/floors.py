@@ -43,15 +43,16 @@ def peak() -> float:
     turn = build.phi(counter)
     turn.add_incoming(ir.Constant(counter, 0), begin)
     sums = [build.phi(vector) for _ in range(CHAINS)]
+    new = [build.call(multiply_add, [old, factor, factor]) for old in sums]
     for i, old in enumerate(sums):
         old.add_incoming(ir.Constant(vector, [float(i)] * lanes), begin)
-        old.add_incoming(build.call(multiply_add, [old, factor, factor]), again)
+        old.add_incoming(new[i], again)
     after = build.add(turn, ir.Constant(counter, 1))
     turn.add_incoming(after, again)
     build.cbranch(build.icmp_unsigned("<", after, run.args[0]), again, done)
     build.position_at_end(done)
-    total = sums[0]
-    for each in sums[1:]:
+    total = new[0]  # the sums of before would need registers of their own
+    for each in new[1:]:
         total = build.fadd(total, each)
     build.ret(build.extract_element(total, ir.Constant(ir.IntType(32), 0)))
     machine = binding.Target.from_default_triple().create_target_machine(

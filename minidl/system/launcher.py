@@ -30,15 +30,17 @@ LAUNCHERS = {
     "Open MPI's mpiexec": Variables("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
                                     "OMPI_COMM_WORLD_LOCAL_RANK"),
     "Intel MPI's mpiexec": Variables("I_MPI_HYDRA_UUID", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    "MVAPICH's mpirun_rsh": Variables("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK",
+                                      "MV2_COMM_WORLD_LOCAL_RANK"),
     "MPICH's mpiexec": Variables("MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     SRUN: Variables("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
     "an unknown launcher": Variables("PMI_RANK", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     "a launcher of PMIx": Variables("PMIX_RANK", "", "PMIX_RANK", ""),  # it tells the rest to the library alone
     f"a launcher like {TORCHRUN}": Variables("RANK", "WORLD_SIZE", "RANK", "LOCAL_RANK"),  # of PyTorchJob, DeepSpeed
 }
-#: libraries by their names in mpi4py -> whose mpiexec connects their ranks: MPICH and its descendants share one
+#: libraries by their names in mpi4py -> whose launcher connects their ranks: MPICH and its descendants share one
 STARTED_BY = {"Open MPI": ("Open MPI",), **dict.fromkeys(("MPICH", "Intel MPI", "MVAPICH", "Cray MPI"),
-                                                         ("MPICH", "Intel MPI"))}
+                                                         ("MPICH", "Intel MPI", "MVAPICH"))}
 #: mpiexec by what it says of its version
 VERSIONS = {r"HYDRA build details": "MPICH", r"Intel\(R\) MPI": "Intel MPI", r"Open(RTE| MPI)": "Open MPI"}
 
@@ -77,8 +79,8 @@ def tasks() -> int:
 
 def connects(launcher: str | None, library: str) -> bool:
     """Whether the launcher's ranks can meet in this MPI library, as in `STARTED_BY`; True if nobody can know it yet."""
-    maker = (launcher or "").partition("'s mpiexec")
-    return launcher != TORCHRUN and (not maker[1] or maker[0] in STARTED_BY.get(library, maker))
+    maker, _, program = (launcher or "").partition("'s ")
+    return launcher != TORCHRUN and (not program.startswith("mpi") or maker in STARTED_BY.get(library, maker))
 
 
 def cure(library: str) -> str:
