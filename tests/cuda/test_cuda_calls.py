@@ -395,21 +395,6 @@ def test_far_memory_that_is_dropped_in_a_capture_goes_after_it(ready):
         assert not held.hold(begin, 64)
 
 
-def test_collection_stays_off_until_the_last_capture_ends():
-    with lanes.uncollected():
-        with lanes.uncollected():
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with lanes.uncollected():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
 def test_an_event_of_a_capture_means_nothing_after_it(ready):
     event = ready.driver.event()
 

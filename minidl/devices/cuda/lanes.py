@@ -7,10 +7,7 @@ device.
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from graphlib import TopologicalSorter
@@ -23,6 +20,7 @@ import numpy as np
 
 from ...core.columns import grouped
 from ...kernels import Thunk
+from ...system.process import paused
 from .. import DeviceError
 from ..far import OnHost
 from ..lanes import LaneError, Stop, Work, run_program
@@ -175,7 +173,7 @@ def _issue(program: list[Thunk], owner: list[Segment]) -> None:
 def capture(driver: Any, stream: Any, fill: Callable[[], None], into: Any = None) -> Any:
     """The graph of the work that `fill` issues on `stream`, or on streams that it forks and joins; or with `into`, the
     loop around it. An error of `fill` ends the capture. Threads that capture on one device take turns."""
-    with driver.alone(), uncollected():  # freeing a handle while its stream is captured would end the capture
+    with driver.alone(), paused:  # freeing a handle while its stream is captured would end the capture
         driver.begin_capture(stream, into)
         try:
             fill()
@@ -183,27 +181,6 @@ def capture(driver: Any, stream: Any, fill: Callable[[], None], into: Any = None
             driver.abandon_capture(stream, into)
             raise
         return driver.end_capture(stream, into)
-
-
-_counting = threading.Lock()
-_uncollected = [0, False]  #: captures that last, and whether garbage was collected before them
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is collected in the process until the last thread that is in here leaves."""
-    with _counting:
-        if not _uncollected[0]:
-            _uncollected[1] = gc.isenabled()
-            gc.disable()
-        _uncollected[0] += 1
-    try:
-        yield
-    finally:
-        with _counting:
-            _uncollected[0] -= 1
-            if not _uncollected[0] and _uncollected[1]:
-                gc.enable()
 
 
 class Captured(Streams):
