@@ -121,6 +121,7 @@ def test_fewer_products_for_many_channels(samples: int, size: tuple[int, int], p
 
 
 @pytest.mark.slow
+@pytest.mark.may_skip
 @pytest.mark.skipif(not vectors.WIDE, reason="the test before is this one if there is no AVX-512")
 def test_fewer_products_with_half_as_wide_registers() -> None:
     done = python("-m", "pytest", "-q", "-n0", "-m", "", __file__, "-k", test_fewer_products_for_many_channels.__name__,
