@@ -27,7 +27,7 @@ import numpy as np
 
 from .cuda import Call
 from .hints import know_hints
-from .kept import follow
+from .kept import follow, kept
 
 Thunk = Callable[[], Any]
 Work = Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
@@ -157,7 +157,7 @@ def jitted(function: Callable[..., Any]) -> Any:
             lambda *types, one=one, double=double: double if getattr(types[0], "dtype", types[0]) == float64 else one)
     free = {"reassoc"} if function in _regrouped else False
     # no wrapper for callers in C, which takes a tenth of the time to compile: lanes call the loop itself
-    made = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free, no_cfunc_wrapper=True)(function)
+    made = kept(numba.njit, nogil=True, error_model="numpy", fastmath=free, no_cfunc_wrapper=True)(function)
     return follow(made, function)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, cached_property, wraps
 from itertools import pairwise
@@ -185,7 +186,11 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         from numba.core import caching
 
         caching._CacheLocator.ensure_cache_path = caching.Cache.save_overload = lambda *_: None
-    return numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function)
+    made = numba.njit(nogil=True, no_cfunc_wrapper=True)(function)
+    with suppress(RuntimeError):  # there is no folder to keep it in
+        made.enable_caching()
+        made._cache._guard_against_spurious_io_errors = lambda: suppress(Exception)  # a full disk
+    return made
 
 
 def prepared(steps: int, *arrays: Any) -> tuple[Any, ...]:

@@ -274,18 +274,12 @@ def _next(waiting: Mapping[int, RankState], rank: int, states: Mapping[int, Rank
     return min(peers, key=reason)
 
 
-def other_end(task: str) -> str:
-    """The name of a message at its other end: `2SF0>1` of `2RF0>1`, and the other way round."""
-    return re.sub(r"(?<=\d)[SR](?=[FO]\d)", lambda found: "RS"["SR".index(found[0])], task)
-
-
 def _lost(states: Mapping[int, RankState], rank: int, peer: int) -> Verdict | None:
     """Whether a message for which a rank waits has ended at its other end."""
     mine, theirs = states[rank], states.get(peer)
-    far = other_end(what(mine))
-    if far == what(mine) or theirs is None:
-        return None
-    if theirs.doing.step < mine.doing.step or (theirs.doing.step == mine.doing.step and not theirs.doing.ended(far)):
+    # its name at the other end: `2SF0>1` of `2RF0>1`, and the other way round
+    far = re.sub(r"(?<=\d)[SR](?=[FO]\d)", lambda found: "RS"["SR".index(found[0])], what(mine))
+    if far == what(mine) or theirs is None or (theirs.doing.step, theirs.doing.ended(far)) < (mine.doing.step, True):
         return None
     did = "sent" if "S" in far else "received"
     return Verdict("lost", (rank, peer), f"{_wants(mine)} {'from' if did == 'sent' else 'to'} rank {peer}, which has "

@@ -17,6 +17,7 @@ from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ...kernels.kept import kept
 from .machines import MACHINES
 
 OK, FAILED, AGAIN = 0, 1, 2  #: results of a call: done; an error; not yet, make it again
@@ -132,7 +133,7 @@ memset = types.ExternalFunction("memset", types.int64(types.int64, types.int32, 
 # --------------------------------------------------------------------------------------------------------------- events
 # An event is three words: the number of the last run in which it was recorded, whether somebody sleeps on it, and the
 # core of the lane that woke the last sleeper.
-@njit(nogil=True, cache=True)
+@kept(njit, nogil=True)
 def record(event, generation):
     """Lets the waiter of this run through, and wakes it if it sleeps."""
     store_in_order(event, generation)
@@ -142,7 +143,7 @@ def record(event, generation):
         system_call(FUTEX, event, FUTEX_WAKE, 1, 0, 0, 0)
 
 
-@njit("boolean(int64, int64, int64)", nogil=True, cache=True)
+@kept(njit, "boolean(int64, int64, int64)", nogil=True)
 def look(event, generation, spins):
     """Looks for an event of this run so often. Returns whether it was recorded."""
     for _ in range(spins):
@@ -152,7 +153,7 @@ def look(event, generation, spins):
     return False
 
 
-@njit("void(int64)", nogil=True, cache=True)
+@kept(njit, "void(int64)", nogil=True)
 def leave(core):
     """Moves this thread to another core if it is on that one and may run elsewhere; after that it may run wherever it
     might before."""
@@ -164,7 +165,7 @@ def leave(core):
             set_cores(0, cores.nbytes, cores.ctypes.data)
 
 
-@njit(nogil=True, cache=True)
+@kept(njit, nogil=True)
 def wait(event, generation, state, spins):
     """Waits for an event of this run: spins, then sleeps for at most a nap. Returns whether it was recorded."""
     if look(event, generation, spins):
@@ -176,21 +177,21 @@ def wait(event, generation, state, spins):
     return load(event) >= generation
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def wait_call(block):
     """Block: event, state, spins."""
     state = peek(block + 8)
     return OK if wait(peek(block), peek(state + 8 * GENERATION), state, peek(block + 16)) else AGAIN
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def record_call(block):
     """Block: event, state."""
     record(peek(block), peek(peek(block + 8) + 8 * GENERATION))
     return OK
 
 
-@njit("void(int64)", nogil=True, cache=True)
+@kept(njit, "void(int64)", nogil=True)
 def both(block):
     """Writes the counter of ticks and the time of the host's clock to two words, as of one moment: of some tries the
     one in which the thread was least disturbed between the two looks."""
@@ -207,14 +208,14 @@ def both(block):
             return
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def ticks_call(block):
     """Writes the counter of ticks to the block."""
     poke(block, ticks())
     return OK
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def clock_call(block):
     """Writes the time of the host's clock to the block."""
     poke(block, clock())
@@ -222,7 +223,7 @@ def clock_call(block):
 
 
 # ---------------------------------------------------------------------------------------------------------------- lanes
-@njit(nogil=True, cache=True)
+@kept(njit, nogil=True)
 def walk(lane, at, patient):
     """Makes the calls of a lane from call `at` on. Returns 4 * (the call at which it stopped) + why. `patient`: comes
     back only when all is over; else now and then, between two calls."""
@@ -250,7 +251,7 @@ def walk(lane, at, patient):
     return 4 * at + DONE
 
 
-@njit("void(int64)", nogil=True, cache=True)
+@kept(njit, "void(int64)", nogil=True)
 def serve(lane):
     """A worker's life: makes its calls once for each `go`, until it is closed."""
     generation, state = peek(lane + 8 * END), peek(lane + 8 * STATE)
@@ -270,14 +271,14 @@ def serve(lane):
         record(lane + 8 * END, generation)
 
 
-@njit("void(int64)", nogil=True, cache=True)
+@kept(njit, "void(int64)", nogil=True)
 def close(lane):
     """Ends a worker; if STOP is set, after its present call."""
     store_in_order(lane + 8 * CLOSING, 1)
     record(lane + 8 * GO, FOREVER)
 
 
-@njit("boolean(int64, int64, int64)", nogil=True, cache=True)
+@kept(njit, "boolean(int64, int64, int64)", nogil=True)
 def join(workers, count, state):
     """Waits for the workers, for at most a nap. Returns whether all have ended."""
     for i in range(count):
@@ -287,7 +288,7 @@ def join(workers, count, state):
     return True
 
 
-@njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
+@kept(njit, "int64(int64, int64, int64, int64)", nogil=True)
 def step(lane, workers, count, at):
     """One run: lets the workers go, makes the calls of the caller's lane, waits for the workers. Returns as `walk`;
     after LOOK, call it again with that `at`, which is -1 for a new run."""
@@ -307,7 +308,7 @@ def step(lane, workers, count, at):
     return result
 
 
-@njit("void(int64, int64, int64)", nogil=True, cache=True)
+@kept(njit, "void(int64, int64, int64)", nogil=True)
 def move(copies, count, turn):
     """Makes copies of this turn. Four words each: from where, by how much the place moves each turn, and the same of
     where to; the number of bytes is the larger of the two moves."""
@@ -317,7 +318,7 @@ def move(copies, count, turn):
         memcpy(to + on * turn, source + by * turn, max(by, on))
 
 
-@njit("int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True, cache=True)
+@kept(njit, "int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True)
 def steps(lane, workers, count, copies, takes, gives, at):
     """TURNS runs, each between the first `takes` copies and the other `gives`. Returns as `step`; after LOOK, call it
     again. Word TURN of the state counts the runs that are done."""
@@ -338,7 +339,7 @@ def steps(lane, workers, count, copies, takes, gives, at):
 
 
 # ----------------------------------------------------------------------------------------------------- calls of kernels
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def several_call(block):
     """Block: how many calls, then the address and the block of each."""
     for i in range(peek(block)):
@@ -348,7 +349,7 @@ def several_call(block):
     return OK
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def zeros_call(block):
     """Block: address, bytes."""
     memset(peek(block), 0, peek(block + 8))
@@ -370,7 +371,7 @@ def _numpy_loop(context, address, operands, sizes, strides, data):
 LOOP, DATA, OPERANDS, AXES, SIZES, STRIDES, MOVING, FIRST, OUTER_SIZES, OUTER_STRIDES, COUNTERS = range(11)
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def numpy_call(block):
     """Calls an inner loop of NumPy for each index of the outer axes, the last the fastest. Block: as above."""
     loop, data, operands, axes = peek(block), peek(block + 8), peek(block + 16), peek(block + 24)
@@ -406,7 +407,7 @@ def numpy_call(block):
 ROWS, NUMBERS, BEFORE, EMPTY, FROM, BELOW, PLACES = range(5, 12)
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def grouped_call(block):
     """Calls an inner loop of NumPy on a group of rows, whose number it reads. Block: as above."""
     loop, data, sizes, strides, moving = (peek(block), peek(block + 8), peek(block + 16), peek(block + 24),
@@ -458,7 +459,7 @@ def _numba_loop(words):
 _few, _some, _many, _more, _most = map(_numba_loop, WORDS)
 
 
-@cfunc(STATUS, cache=True)
+@kept(cfunc, STATUS)
 def numba_call(block):
     """Block: the place in WORDS of its room, then as above."""
     room, block = peek(block), block + 8

@@ -122,8 +122,7 @@ class NativeLanes:
             lane.finish(spins)
         self._workers = np.array([lane.words.ctypes.data for lane in lanes[1:]], np.int64)
         all_lanes = lanes[0].words.ctypes.data, self._workers.ctypes.data, len(self._workers)
-        self._step = partial(code.step, *all_lanes)
-        self._first = lanes[0]
+        self._first, self._step = lanes[0], partial(code.step, *all_lanes)
         if work.ring is not None:
             self._copies = np.array([(a.ctypes.data, b.nbytes, b.ctypes.data, 0) for a, b in work.ring.takes]
                                     + [(b.ctypes.data, 0, a.ctypes.data, b.nbytes) for a, b in work.ring.gives],
