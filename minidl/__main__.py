@@ -6,6 +6,7 @@ with a traceback, or without a word.
 
 import gc
 import io
+import os
 import sys
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGINT, SIGTERM, SIGUSR1, pthread_sigmask  # `signal` takes 3 ms
 
@@ -13,7 +14,9 @@ from _signal import SIG_BLOCK, SIG_SETMASK, SIGINT, SIGTERM, SIGUSR1, pthread_si
 def run() -> None:
     """Runs one command and ends the process."""
     gc.disable()  # until the verb begins: what is imported stays
-    if isinstance(sys.stdout, io.TextIOWrapper):  # not None, as one that is closed
+    streams = sys.stdin, sys.stdout, sys.stderr  # None if it is closed; no file may get its number
+    sys.stdin, sys.stdout, sys.stderr = (each or open(os.devnull, "r+") for each in streams)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # of letters that its encoding does not have
     try:
         # Python may lose an interrupt that falls into an import, so it waits until there are handlers that keep it
@@ -43,8 +46,7 @@ def stopped() -> None:
     """Ends an interrupted process."""
     from .system import interrupts
 
-    number = interrupts.take()
-    interrupts.say(number)
+    interrupts.say(number := interrupts.take())
     interrupts.leave(number)
 
 

@@ -44,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = show.reason(error)
     interrupts.check()  # a library may have turned the interrupt into an error
     first, *rest = message.split("\n")
-    print(f"minidl: {show.line(first)}", file=sys.stderr)
-    if rest:
-        print("\n".join(rest), file=sys.stderr)
+    print(f"minidl: {show.line(first)}", *rest, sep="\n", file=sys.stderr)
     return 2
 
 

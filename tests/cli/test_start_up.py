@@ -35,13 +35,23 @@ def within(name: str, rooms: tuple[str, ...]) -> bool:
     return any(name == room or name.startswith(room + ".") for room in rooms)
 
 
-def test_a_grid_is_printed_where_its_letters_are_unknown_and_nothing_where_standard_output_is_closed() -> None:
-    """Both were internal errors."""
-    flags = ("-m", "minidl", "simulate", "--ranks", "2", "--micro-batches", "2", "--scheduler", "gpipe")
-    assert "\n1/main  ????1F0 " in python(*flags, PYTHONIOENCODING="ascii").stdout
-    closing = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    closed = python("-c", closing, *flags)
-    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+GRID = ("simulate", "--ranks", "2", "--micro-batches", "2", "--scheduler", "gpipe")
+
+
+def test_a_grid_is_printed_where_its_letters_are_unknown() -> None:
+    assert "\n1/main  ????1F0 " in python("-m", "minidl", *GRID, PYTHONIOENCODING="ascii").stdout
+
+
+@pytest.mark.parametrize(("closed", "argv", "code"), [
+    ([1], GRID, 0), ([0, 1, 2], GRID, 0), ([2], ("train", "--model", "mlp", "--steps", "2", "--costs", "analytic"), 0),
+    ([2], ("train", "--model", "nix"), 2)])
+def test_nothing_is_printed_where_a_stream_is_closed(closed: list[int], argv: tuple[str, ...], code: int) -> None:
+    """These were internal errors."""
+    closing = (f"import os, sys\nfor stream in {closed}: os.close(stream)\n"
+               "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")
+    done = python("-c", closing, "-m", "minidl", *argv)
+    assert (done.returncode, done.stderr, "internal error" in done.stdout) == (code, "", False)
+    assert not done.stdout or 1 not in closed
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["trian"], ["--hlep"], []])
