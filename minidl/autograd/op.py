@@ -66,6 +66,8 @@ class Op:
                 t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
                 for t, dtype in zip(inputs, dtypes, strict=True)]
             out = self.forward(*operands)
+            if not isinstance(out, Tensor):
+                raise self.error(f"forward must return a Tensor, not a {type(out).__name__}")
         if operands is not inputs:
             tape.rounded |= {t: low for t, low in zip(inputs, operands, strict=True)
                              if isinstance(t, Parameter) and low is not t}

@@ -47,8 +47,7 @@ def _state() -> State:
 
 def seed(value: int) -> None:
     """Starts over in this thread: weights made from now on, and dropout, follow from `value` alone. A step that was
-    recorded before keeps its own seed and count, so seed first and record then. Raises ValueError for a value below
-    0."""
+    recorded before keeps its own seed and count, so seed first and record then. Raises ValueError below 0."""
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
     tape, state = current(), State(int(value))

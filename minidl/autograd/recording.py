@@ -120,8 +120,7 @@ class Readings:
         self._seen = now
 
     def _value(self, thing: Any, name: str) -> Any:
-        """An attribute as it is kept, without its class's `__get__`; of all attributes, the modules and the tensors
-        that last."""
+        """An attribute as it is kept, without its class's `__get__`; of all, modules and tensors that last."""
         if isinstance(thing, Tensor):
             return getattr(thing, name)
         held = object.__getattribute__(thing, "__dict__")

@@ -271,7 +271,8 @@ class Tape:
         """A context that makes one task of all kernel calls inside; without a call, no task. `micro_batch`: another one
         than this place's, since the backward pass of slices goes back through several."""
         place = self.place
-        assert place.calls is None, "a task within a task"
+        if place.calls is not None:
+            raise RuntimeError("an op is used in the forward or gradient of another; call kernels there: self.call")
         before, place.calls = place.micro_batch, []
         place.micro_batch = before if micro_batch is None else micro_batch
         try:
@@ -284,7 +285,8 @@ class Tape:
 
     def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> Tensor:
         """One kernel call of the task that is open. Returns the first tensor that it writes."""
-        assert self.place.calls is not None, f"kernel {kernel} is called outside a task"
+        if self.place.calls is None:
+            raise RuntimeError(f"kernel {kernel} is called outside a task: call the op itself, not its forward")
         self.place.calls.append(Call(kernel, reads, writes, constants))
         return writes[0]
 
@@ -326,7 +328,7 @@ class Recorder(Tape):
         self._own = object()  #: what its storages say that they are of
         self.number = _Once(self._add_storage)  #: storage -> its number in the graph
         self._buffer = _Once(self._add_buffer)  # part of a storage -> its number
-        self._access = _Once(self._add_tensor)  # tensor -> its view, its buffers, its bytes
+        self._access = _Once(lambda t: (t.view_of(self.number[t.storage]), [self._buffer[p] for p in t.parts], t.bytes))
         self._times: Counter[tuple[int, Kind, int]] = Counter()  # (unit, kind, micro-batch) -> tasks so far
         # (unit, micro-batch, how often before) -> the unit of such a repeated task
         self._again: dict[tuple[int, int, int], int] = {}
@@ -404,9 +406,6 @@ class Recorder(Tape):
     def _add_buffer(self, part: StoragePart) -> int:
         storage = self.number[part.storage]
         return self._builder.buffer(part.name, part.bytes, self._builder._storages[storage].role, storage)
-
-    def _add_tensor(self, t: Tensor) -> tuple[View, list[int], int]:
-        return t.view_of(self.number[t.storage]), [self._buffer[part] for part in t.parts], t.bytes
 
     def _unit(self, unit: int, kind: Kind) -> int:
         """The unit of the next task: the layer's unit the first time, then a new unit of the same name. So a second

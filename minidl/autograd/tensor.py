@@ -418,7 +418,10 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
                 _check_unchanged(node, dy)
                 others = {id(t.storage) for t in (dy, *node.inputs, *node.op.kept)}
                 for i in mine:
-                    t, g = node.inputs[i], results[i]
+                    t, g = node.inputs[i], results.get(i)
+                    if not isinstance(g, Tensor) or g.shape != t.shape:
+                        found = f"{type(g).__name__}{getattr(g, 'shape', '')}"
+                        raise node.op.error(f"the gradient toward input {i} must be a Tensor{t.shape}, not a {found}")
                     if g.dtype != t.dtype:  # the op has rounded or widened t
                         g = cast(g, t.dtype, Role.GRADIENT)
                     own = id(g.storage) not in others
@@ -469,8 +472,7 @@ def _accumulate(parameter: Tensor, use: tuple[int, int], g: Tensor, own: bool) -
     if parameter.used:
         parameter.grad = None
     parameter.used, parameter.total = False, None
-    before = parameter.uses.get(use)
-    if before is not None:
+    if (before := parameter.uses.get(use)) is not None:
         tape.call("add", [before, g], [before])
     elif own and g.contiguous:
         parameter.uses[use] = g

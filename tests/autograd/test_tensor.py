@@ -11,6 +11,7 @@ from helpers import SMALL, bits, random_array, recorded, refuses
 
 import minidl as ml
 from minidl import nn, ops, optim
+from minidl.autograd.op import Op
 from minidl.core.tasks import Kind
 from minidl.runtime.executors import SequentialExecutor
 
@@ -263,6 +264,43 @@ def test_backward_starts_from_a_scalar_that_depends_on_something():
     w = ml.Parameter(np.array([[2.0]]))
     (w * 3.0).backward()
     assert w.grad.numpy().tolist() == [[3.0]]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(("forward", "input_grad", "error", "message"), [
+    (lambda op, x: None, None, ml.ShapeError, "mine: forward must return a Tensor, not a NoneType"),
+    (lambda op, x: (x, x), None, ml.ShapeError, "mine: forward must return a Tensor, not a tuple"),
+    (lambda op, x: x * 2, None, RuntimeError, "an op is used in the forward or gradient of another; call kernels"),
+    (None, lambda op, i, dy: None, ml.ShapeError, r"input 0 must be a Tensor\(2, 3\), not a NoneType"),
+    (None, lambda op, i, dy: op.call("copy", [SHORT], [op.grad(SHORT)]), ml.ShapeError,  # read other memory
+     r"mine: the gradient toward input 0 must be a Tensor\(2, 3\), not a Tensor\(2,\)"),
+    (None, lambda op, i, dy: dy.reshape(3, 2), RuntimeError, "an op is used in the forward or gradient of another"),
+])
+def test_ops_of_users_give_tensors_of_the_right_shapes(forward, input_grad, error, message, recorded):
+    class Mine(Op):
+        name = "mine"
+
+        def forward(self, x):
+            return forward(self, x) if forward else self.out_by("copy", [x], x.shape, x.dtype)
+
+        def input_grad(self, i, dy):
+            return input_grad(self, i, dy)
+
+    weight = ml.Parameter(np.ones((2, 3), np.float32))
+
+    def step():
+        Mine()(weight).sum().backward()
+
+    with pytest.raises(error, match=message):
+        ml.record(step) if recorded else step()
+
+
+SHORT = ml.array(np.ones(2, np.float32))
+
+
+def test_a_kernel_is_called_within_a_task():
+    with pytest.raises(RuntimeError, match="kernel copy is called outside a task: call the op itself"):
+        Op().out_by("copy", [SHORT], SHORT.shape, SHORT.dtype)
 
 
 def test_deep_networks_do_not_recurse():
