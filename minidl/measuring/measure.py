@@ -58,8 +58,7 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, parts
     tasks = dict(cost.tasks)
     for count in sorted({1, *([parts] if isinstance(parts, int) else parts)})[1:]:
         with suppress(Refused):  # no task can be cut in so many
-            parted = split(Draft.of(graph), count).graph
-            cut = measure(parted, device=device, seconds=seconds, progress=progress).tasks
+            cut = measure(split(Draft.of(graph), count).graph, device=device, seconds=seconds, progress=progress).tasks
             tasks |= {f"{name}/{count}": time for name, time in cut.items() if name not in tasks}
     return replace(cost, tasks=tasks)
 

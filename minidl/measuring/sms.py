@@ -33,7 +33,8 @@ def measure_sms(graph: TaskGraph, device: Any, progress: Callable[[float], None]
     for i, count in enumerate((*counts, total)):
         stream = device.main if count == total else device.streams((0, 1), count)[1]
         programs = [[bound.thunks(task, stream)] for task in range(len(graph))]
-        found.append(device.task_times(programs, _part(progress, i, len(counts) + 1), stream=stream))
+        part = None if progress is None else lambda done, i=i: progress((i + done) / (len(counts) + 1))
+        found.append(device.task_times(programs, part, stream=stream))
     *fewer, whole = (np.maximum(times, 1e-6) for times in found)
     slower = np.maximum(np.array(fewer) / whole, 1.0).T.tolist()
     times = {graph.name(t): slower[t] for t in range(len(graph)) if graph[t].iteration == 0}
@@ -53,7 +54,3 @@ def needs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], device: 
             total[i] += part
     return {name: (min(1.0, moved / max(time, 1e-9)), min(1.0, filled / max(time, 1e-9)))
             for name, (time, moved, filled) in found.items() if name}
-
-
-def _part(progress: Callable[[float], None] | None, i: int, of: int) -> Callable[[float], None] | None:
-    return None if progress is None else lambda done: progress((i + done) / of)

@@ -32,6 +32,8 @@ def network_of(made: Any, device: str) -> Network:
         raise ValueError(f"layer {wrong[0]} is a {type(layers[wrong[0]]).__name__}, not a torch module")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("torch finds no CUDA device; leave --device out")
+    if any(t.is_meta for t in (x, y, *(p for layer in layers for p in layer.parameters()))):
+        raise ValueError("it is on torch's device meta, where tensors have no numbers; make it on cpu")
     return [layer.to(device) for layer in layers], x.detach().to(device), y.to(device), loss
 
 
@@ -40,7 +42,7 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
     """Costs with one time in microseconds per block of so many layers, each measured for about `seconds`: kinds F, O
     (torch's I), W, B and U; sizes saved_bytes (for the backward, beside parameters) and message_bytes. `optimizer`: a
     class of `torch.optim`, in any case. Raises CostError if there is none; for a block that fails, whose parameters the
-    optimizer does not take, or that does not return one tensor."""
+    optimizer does not take, or that does not return one tensor; for a loss without a gradient."""
     import torch
 
     each, x, y, loss = iter(network[0]), *network[1:]
@@ -48,8 +50,7 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
     known = {name.lower(): c for name, c in vars(torch.optim).items() if isinstance(c, type)}
     if optimizer not in known:
         raise CostError(f"torch {torch.__version__} has no {optimizer}; give another --optimizer, such as adamw")
-    kinds: dict[str, list[float]] = {name: [] for name in "FOWBU"}
-    kept: dict[str, list[int]] = {"layers": [*sizes], "saved_bytes": [], "message_bytes": []}
+    rows = list[dict[str, Any]]()
     for i, layer in enumerate(layers):
         last = i == len(layers) - 1
         x.requires_grad_(i > 0 and x.is_floating_point())
@@ -58,16 +59,19 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
             output, saved, feed = _saved(layer, x, end)
             if not isinstance(output, torch.Tensor):
                 raise ValueError(f"it returns a {type(output).__name__}; each layer must return one tensor")
+            if last and not (getattr(made := loss(output, y), "requires_grad", False) and made.numel() == 1):
+                raise ValueError("its loss must be a tensor of one number that has a gradient; torch makes none after "
+                                 "set_grad_enabled(False), or if no parameter requires one")
             grads = None if last else [torch.ones_like(output)]
-            for name, time in _times(layer, x, feed, end, grads, known[optimizer], seconds).items():
-                kinds[name].append(time)
-        except (RuntimeError, ValueError) as error:
+            times = _times(layer, x, feed, end, grads, known[optimizer], seconds)
+        except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             raise CostError(f"layer {i}: {' '.join(str(error).split())[:300]}") from error
-        kept["saved_bytes"].append(saved)
-        kept["message_bytes"].append(0 if last else output.numel() * output.element_size())
+        rows.append(times | {"saved_bytes": saved, "message_bytes": 0 if last else output.nbytes})
         x = output.detach()
         progress((i + 1) / len(layers))
-    return CostModel(kinds=kinds, sizes=kept, source="measured",
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return CostModel(kinds={name: columns.pop(name) for name in "FOWBU"}, sizes={"layers": [*sizes], **columns},
+                     source="measured",
                      device=f"{x.device.type}, torch {torch.__version__}, {torch.get_num_threads()} threads")
 
 

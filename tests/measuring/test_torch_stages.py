@@ -34,6 +34,16 @@ def changes():
 def listed(): return net()[0], net()[1], [1, 2], print
 def one(): return nn.Linear(6, 5), torch.zeros(4, 6), torch.zeros(4, 5), nn.functional.mse_loss
 def words(): return ["a"], torch.zeros(1), torch.zeros(1), print
+def meta():
+    with torch.device("meta"): return net()
+def off():
+    torch.set_grad_enabled(False)
+    return [nn.Linear(4, 4)], torch.zeros(4, 4), torch.zeros(4, 4), nn.functional.mse_loss
+def frozen(): return net()[0].requires_grad_(False)[2:], torch.randn(4, 48), *net()[2:]
+def a_float(): return *net()[:3], lambda x, y: 1.0
+def four(): return *net()[:3], lambda x, y: nn.functional.cross_entropy(x, y, reduction="none")
+def two_inputs(): return [nn.Bilinear(4, 4, 4)], torch.zeros(4, 4), torch.zeros(4, 4), nn.functional.mse_loss
+def outside(): return net()[0], torch.full((4, 6), 11), *net()[2:]
 """
 
 
@@ -93,6 +103,16 @@ def test_the_table_for_people_has_a_row_for_each_stage(net, capsys):
     ("broken", [], "layer 1: mat1 and mat2 shapes cannot be multiplied"),
     ("listed", [], "must return (layers, x, y, loss): a list of modules, two tensors"),
     ("one", [], "must return (layers, x, y, loss): a list of modules, two tensors"),
-    ("absent", [], "has no function absent")])
+    ("absent", [], "has no function absent"),
+    ("meta", [], "it is on torch's device meta, where tensors have no numbers; make it on cpu"),
+    ("off", [], "layer 0: its loss must be a tensor of one number that has a gradient"),
+    ("frozen", ["--stages", "1"], "layer 0: its loss must be a tensor of one number that has a gradient"),
+    ("a_float", [], "layer 5: its loss must be a tensor of one number that has a gradient"),
+    ("four", [], "layer 5: its loss must be a tensor of one number that has a gradient"),
+    ("two_inputs", [], "layer 0: Bilinear.forward() missing 1 required positional argument"),
+    ("outside", [], "layer 0: index out of range in self")])
 def test_what_cannot_be_profiled_is_one_line(name, more, why, net, capsys):
-    assert why in refusal(capsys, "profile", f"{net}:{name}", *more)
+    import torch
+
+    with torch.enable_grad():
+        assert why in refusal(capsys, "profile", f"{net}:{name}", *more)
