@@ -196,14 +196,9 @@ def autocast(dtype: str) -> Iterator[None]:
     """
     if dtype not in HALVES:
         raise ValueError(f"autocast takes {' or '.join(HALVES)}, not {dtype!r}")
-    tape = tapes.current()
-    usable(dtype, tape.device)
-    before = tape.autocast, tape.rounded
-    tape.autocast, tape.rounded = dtype, {}
-    try:
+    usable(dtype, tapes.current().device)
+    with tapes.setting(autocast=dtype, rounded={}):
         yield
-    finally:
-        tape.autocast, tape.rounded = before
 
 
 def input_dtypes(precision: str, dtypes: Sequence[str], low: str | None) -> list[str]:

@@ -188,7 +188,8 @@ class Tape:
     recording = False
 
     def __init__(self, device: Any = None) -> None:
-        self._device = device
+        if device is not None:
+            self.device = device
         self.place = _Place()
         self.draws = 0  #: dropouts so far; the same dropout in several micro-batches counts once
         self.batch: _Round | None = None  #: whose micro-batches are emitted
@@ -198,11 +199,9 @@ class Tape:
         self.rounded: dict[Tensor, Tensor] = {}  #: parameter -> its copy rounded to that type
         self.random: Any = None  #: a `random.State` of its own; None: the thread's
 
-    @property
+    @functools.cached_property
     def device(self) -> Any:
-        if self._device is None:
-            self._device = devices.cpu()
-        return self._device
+        return devices.cpu()
 
     # -------------------------------------------------------------------------------------------------------- places
     def new_unit(self, label: str = "") -> int:
@@ -450,10 +449,8 @@ class Recorder(Tape):
                            flops=flops, nbytes=nbytes)
 
     def build(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str) -> TaskGraph:
-        def views(tensors: Sequence[Tensor]) -> tuple[View, ...]:
-            return tuple([self._access[t][0] for t in tensors])
-
-        graph = self._builder.build(views(inputs), views(outputs), name)
+        given, made = (tuple([self._access[t][0] for t in tensors]) for tensors in (inputs, outputs))
+        graph = self._builder.build(given, made, name)
         left = [*self._access]  # without circles, all that the recording made goes at once, not by a collector
         while left:
             t = left.pop()
@@ -501,11 +498,16 @@ def current() -> Tape:
     return _current.tape
 
 
+def device_of(given: Any) -> Any:
+    """The device that is given, by its name or itself; if None, this thread's."""
+    return current().device if given is None else devices.get(given)
+
+
 def set_default_device(device: Any) -> None:
     """Sets the device on which this thread makes tensors and runs steps: a name (`cpu`, `cuda`, `cuda:1`) or a device.
     Existing tensors stay where they are."""
     settle()
-    _current.tape = Tape(devices.get(device) if isinstance(device, str) else device)
+    _current.tape = Tape(device_of(device))
 
 
 @contextmanager
@@ -547,14 +549,22 @@ def micro_batch(number: int, first_sample: int = 0, group: int = 0, follows: boo
 
 
 @contextmanager
+def setting(**values: Any) -> Iterator[Tape]:
+    """Sets attributes of this thread's tape inside the `with` block."""
+    tape = current()
+    before = {name: getattr(tape, name) for name in values}
+    vars(tape).update(values)
+    try:
+        yield tape
+    finally:
+        vars(tape).update(before)
+
+
+@contextmanager
 def no_grad() -> Iterator[None]:
     """Ops inside keep nothing for the backward pass."""
-    tape = current()
-    before, tape.gradients = tape.gradients, False
-    try:
+    with setting(gradients=False):
         yield
-    finally:
-        tape.gradients = before
 
 
 @contextmanager

@@ -236,12 +236,12 @@ def cpu() -> CPU:
     return CPU()
 
 
-def get(name: str) -> Any:
-    """The device of this name: `cpu`, `cuda`, `cuda:1`. Raises ValueError for an unknown name, and DeviceError for a
-    device that is not available here; the message says what is missing."""
-    if name == "cpu":
-        return cpu()
-    kind, colon, number = name.partition(":")
+def get(name: Any) -> Any:
+    """The device of this name: `cpu`, `cuda`, `cuda:1`; a device itself. Raises ValueError for an unknown name, and
+    DeviceError for a device that is not available here; the message says what is missing."""
+    if name == "cpu" or hasattr(name, "captures"):
+        return cpu() if name == "cpu" else name
+    kind, colon, number = str(name).partition(":")
     if kind == "cuda" and (number.isdigit() or not colon):
         from .cuda.device import cuda_device
 

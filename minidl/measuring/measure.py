@@ -44,7 +44,7 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, parts
     `progress(share done)` after every run.
     """
     check_kinds(graph=(graph, TaskGraph))
-    device = device or tape.current().device
+    device = tape.device_of(device)
     if device.captures:
         return _measure_captured(graph, device, np.random.Generator(np.random.Philox(0)), progress)
     profile = Profile(graph, device)
@@ -73,7 +73,7 @@ class Profile:
     """
 
     def __init__(self, graph: TaskGraph, device: Any = None, seed: int = 0) -> None:
-        self.graph, self.device = graph, device or tape.current().device
+        self.graph, self.device = graph, tape.device_of(device)
         self._random = np.random.Generator(np.random.Philox(seed))
         self._samples: list[list[Any]] = []  # for each order, of each run the times of all tasks
         self._around: list[float] = []  # of each run what it takes besides its tasks, when these have filled the caches
@@ -100,9 +100,8 @@ class Profile:
         """Draws another order, plans its memory, and runs it once, to warm up."""
         begin = perf_counter()
         order = warm_order(self.graph, self._random)
-        self._order, schedule = np.array(order), Schedule.of(self.graph, {Lane(0): order})
+        self._order, plan = np.array(order), plan_memory(self.graph, Schedule.of(self.graph, {Lane(0): order}))
         self._samples.append([])
-        plan = plan_memory(self.graph, schedule)
         self._bytes = plan.peak_bytes
         self._bound = Bound(self.graph, plan, self.device, private=True)
         self._inputs = self._bound.load_random(self._random)

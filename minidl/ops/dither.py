@@ -88,9 +88,5 @@ def dither(s: float) -> Iterator[Dither]:
     RuntimeError for 16-bit gradients and for recurrent layers."""
     if not 0 <= s < float("inf"):
         raise ValueError(f"dither is {s:g}; it must be at least 0")
-    tape = tapes.current()
-    before, tape.dither = tape.dither, Dither(s)
-    try:
+    with tapes.setting(dither=Dither(s)) as tape:
         yield tape.dither
-    finally:
-        tape.dither = before

@@ -66,7 +66,7 @@ class Bound:
         if len(graph) and not graph.launches:
             raise GraphError(f"graph {graph.name_of_graph!r} has no kernels; only graphs of minidl.record can run")
         self.graph, self.plan = graph, plan
-        self.device = device or tapes.current().device
+        self.device = tapes.device_of(device)
         self._live = {i: s.live for i, s in enumerate(graph.storages) if s.live is not None}
         if plan is not None:
             self.arena = arena if arena is not None else self.device.arena(max(plan.arena_bytes, 1))

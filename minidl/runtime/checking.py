@@ -44,7 +44,7 @@ class CheckingExecutor:
             schedule.validate(graph, self.waits)
         self._random = np.random.Generator(np.random.Philox(seed))
         self.plan = plan or plan_memory(graph, schedule)
-        device = device or tapes.current().device
+        device = tapes.device_of(device)
         self._bound = Bound(replace(graph, storages=with_far(graph.storages, device)), self.plan, device)
         self._launches = [_launches(graph, self._bound, t) for t in range(len(graph))]
         self._overlaps = _overlapping(graph, self.plan)

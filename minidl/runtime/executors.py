@@ -57,7 +57,7 @@ class DistributedExecutor(Runtime):
 
 def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False) -> StreamExecutor:
     """The executor for a recorded graph and a schedule; on a device that captures graphs, a step is one launch."""
-    device = device or tapes.current().device
+    device = tapes.device_of(device)
     return (GraphExecutor if device.captures else StreamExecutor)(graph, schedule, device=device, trace=trace)
 
 
@@ -69,6 +69,6 @@ def runtime(program: Program, *, device: Any = None, transport: Communicator | N
 
 
 def _settings(program: Program, device: Any, logged: bool) -> dict[str, Any]:
-    device = device or tapes.current().device
+    device = tapes.device_of(device)
     return {"device": device, "captured": device.captures and not logged,
             "log": VersionLog(program.graph) if logged else None}

@@ -28,7 +28,7 @@ class Replica:
     which are 1 at first. `layer`: of each update of parameters."""
 
     def __init__(self, graph: TaskGraph, memory: MemoryPlan | None = None, device: Any = None, rank: int = 0) -> None:
-        graph = replace(graph, storages=with_far(graph.storages, device or tapes.current().device, rank))
+        graph = replace(graph, storages=with_far(graph.storages, tapes.device_of(device), rank))
         self.graph, self.bound = graph, Bound(graph, memory, device)
         changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
         self.layer, own, home = dict[int, int](), dict[int, set[int]](), dict[int, int]()

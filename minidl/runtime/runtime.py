@@ -78,7 +78,7 @@ class Runtime:
         self.program, self.trace, self.transport, self.log = program, trace, transport, log
         self.graph, self.schedule, self.peak_bytes = program.graph, program.schedule, program.peak_bytes  #: of the body
         self.waits = program.body[0].waits  #: pairs (waiting task, awaited task) between the lanes of a body
-        self.device = device or tapes.current().device
+        self.device = tapes.device_of(device)
         self.watched = watched and not self.device.captures  #: whether lanes know where they are
         self.debug = process.debug_level()
         self.at_once = at_once

@@ -165,6 +165,18 @@ def test_a_plan_without_kernels_does_not_run():
             make()
 
 
+def test_a_device_is_given_by_its_name_or_itself_and_nothing_else_is_one():
+    graph = recorded()
+    schedule = random_schedule(graph, 1, np.random.default_rng(0))
+    for use in (SequentialExecutor, lambda *given, **more: StreamExecutor(given[0], schedule, **more),
+                lambda *given, **more: CheckingExecutor(given[0], schedule, **more), ml.measure):
+        for device in ("cpu", ml.device.cpu()):
+            use(graph, device=device)
+        for wrong in (schedule, "gpu"):
+            with pytest.raises(ValueError, match=r"unknown device .*; known: cpu, cuda, cuda:N"):
+                use(graph, device=wrong)
+
+
 def test_a_schedule_that_is_not_valid_is_refused_with_the_culprit():
     graph = recorded()
     good = random_schedule(graph, 2, np.random.default_rng(0))
