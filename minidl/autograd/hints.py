@@ -18,8 +18,7 @@ def absent() -> dict[str, str]:
 
 
 def hint(room: str, name: str, known: Sequence[str] = ()) -> str:
-    """The end of the error for a name that torch's `room` may have: what to write instead, or the names of `known` that
-    are spelt alike."""
+    """The end of the error for a name that torch's `room` may have: what to write instead, or names spelt alike."""
     if name.startswith("_"):
         return ""
     text = absent().get(f"{room}.{name}") or (room in ("x", "torch") and absent().get(name))

@@ -122,8 +122,7 @@ class Op:
 
 
 class Layer(Op):
-    """An op whose inputs after the first one are weights: `weights_grad` makes the gradients toward those, which are
-    wanted, together."""
+    """An op whose inputs after the first one are weights: `weights_grad` makes all the wanted gradients toward them."""
 
     def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         raise NotImplementedError
@@ -188,8 +187,7 @@ def usable(dtype: str, device: Any) -> None:
 @contextmanager
 def autocast(dtype: str) -> Iterator[None]:
     """Computes products inside (linear, matmul, conv2d, attention, recurrent layers) in `dtype`, bfloat16 or float16:
-    float32 inputs and parameters are rounded to it. Losses and softmax are computed in float32, all other ops in the
-    type of their inputs.
+    float32 inputs and parameters are rounded to it. Losses and softmax are in float32, other ops in their inputs' type.
 
     A parameter is rounded once, until an optimizer's step changes it. float64 is left alone. Raises ValueError for
     another type, and DeviceError if the device does not compute in this type.

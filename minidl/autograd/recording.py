@@ -6,9 +6,10 @@ number that it has seen.
 """
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -50,9 +51,26 @@ def _check_carried(thing: Any, name: str, value: Any) -> None:
     if (isinstance(tape, Recorder) and key in tape.read and tape.set_by_step.get(key, (thing, True))[1]
         and all(isinstance(t, Tensor) and t.storage.recorded
                 for t in (value if isinstance(value, tuple | list) and value else [value]))):
-        raise RuntimeError(f"the step reads {tape.read[key][1]}.{name} and then sets it to a tensor of its own, but "
-                           f"each run of a recorded step begins with the present value: let the step take it as an "
-                           f"input and return it, or set it before the step is recorded")
+        raise _carried(f"{tape.read[key][1]}.{name}")
+
+
+def _carried(name: str) -> RuntimeError:
+    return RuntimeError(f"the step reads {name} and then sets it to a tensor of its own, but each run of a recorded "
+                        f"step begins with the present value: let the step take it as an input and return it, or set "
+                        f"it before the step is recorded")
+
+
+def _outside(step: Any) -> dict[str, Tensor]:
+    """The tensors in variables outside of a step, in its object, and in lists and tables that these are."""
+    with suppress(TypeError, ValueError):  # it is no function of Python
+        seen = inspect.getclosurevars(inspect.unwrap(step))
+        found = {**seen.globals, **seen.nonlocals, **getattr(getattr(step, "__self__", None), "__dict__", {})}
+        for name, value in [*found.items()]:
+            parts = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+            if isinstance(parts, dict):
+                found |= {f"{name}[{key!r}]": t for key, t in parts.items() if isinstance(t, Tensor)}
+        return {name: t for name, t in found.items() if isinstance(t, Tensor)}
+    return {}
 
 
 def _noted(thing: Any, name: str) -> Any:
@@ -74,8 +92,7 @@ _recording, _recordings = threading.Lock(), 0
 
 @contextmanager
 def reads_noted() -> Iterator[None]:
-    """While any thread is inside, attributes of watched objects are read by `_noted`: at other times that costs
-    nothing."""
+    """While any thread is inside, `_noted` reads attributes of watched objects: at other times that costs nothing."""
     global _recordings
     with _recording:
         _recordings += 1
@@ -153,6 +170,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     tape = Recorder(tapes.current().device)
     before = tapes.current()
     tape.autocast, tape.random, tape.dither = before.autocast, before.random, before.dither
+    held = _outside(step)
     inputs = [_input(tape, i, value) for i, value in enumerate(example)]
     for t in inputs:
         tape.number[t.storage]  # inputs come first
@@ -171,6 +189,9 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
         for i, value in enumerate(outputs):
             if not isinstance(value, Tensor):
                 raise TypeError(f"the step returned a {type(value).__name__} as output {i}; it may return only tensors")
+        for place, t in _outside(step).items():
+            if t.storage.recorded and place in held and held[place].storage in tape.number:
+                raise _carried(place)
         made_of = Readings(tape)
         return replace(tape.build(inputs, outputs, name or getattr(step, "__name__", "step")), made_of=made_of)
 

@@ -220,8 +220,7 @@ class Tape:
         return True
 
     def draw(self, counter: Tensor) -> tuple[Tensor, int]:
-        """The number of the next dropout, as a buffer (1,) uint64 and what to add to it modulo 2^64. Call it within the
-        dropout's task.
+        """The number of the next dropout, as a buffer (1,) uint64 and what to add to it modulo 2^64; for its task.
 
         An eager dropout keeps a copy of its number, since others increase the counter before its gradient is computed.
         """
@@ -463,8 +462,7 @@ class Recorder(Tape):
 
 # --------------------------------------------------------------------------------------------------- unsettled steps
 unsettled: set[Any] = set()  #: executors that have not run the late tasks of their last step
-#: how often something has changed that recorded steps may depend on: an attribute that one has read, the memory of a
-#: storage that lasts
+#: how often something has changed that recorded steps may depend on: an attribute one has read, memory that lasts
 changes = 0
 
 

@@ -246,8 +246,7 @@ class Tensor:
         return self.seen(self.shape, self.strides)
 
     def seen(self, shape: Sequence[int], strides: Sequence[int] | None = None, begin: int = 0) -> Tensor:
-        """The same memory from element `begin` on in another shape: contiguous, or with these strides. For ops, which
-        make the gradient."""
+        """The same memory from element `begin` on, contiguous or with these strides. For ops, which make gradients."""
         return Tensor(self.storage, shape, strides, self.offset + begin, parts=self.parts)
 
     # ------------------------------------------------------------------------------------------------------- backward

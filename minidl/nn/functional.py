@@ -1,5 +1,4 @@
-"""The functions of torch.nn.functional, with torch's order of arguments, channels last. `import minidl.nn.functional
-as F`."""
+"""The functions of torch.nn.functional, with torch's arguments, channels last. `import minidl.nn.functional as F`."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
-    """x, at least `min_val` and at most `max_val`; the gradient at both is 0. Raises ValueError if min_val is above
-    max_val."""
+    """x, from `min_val` to `max_val`; the gradient at both is 0. Raises ValueError if min_val is above max_val."""
     if min_val > max_val:
         raise ValueError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
     low, high = ops.compare("less_equal", x, min_val), ops.compare("greater_equal", x, max_val)

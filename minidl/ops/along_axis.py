@@ -55,8 +55,7 @@ def cumsum(x: Tensor, axis: int) -> Tensor:
 
 @with_dim
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
-    """The places (int64) of the elements along one axis in rising or falling order; equal ones keep their order, NaN
-    is the largest."""
+    """Places (int64) of the elements along an axis, rising or falling; equal ones keep their order, NaN is largest."""
     return ArgSort(axis_of(x, axis, "argsort"), bool(descending))(x)
 
 
@@ -94,8 +93,7 @@ def root(x: Tensor) -> Tensor:
 
 @with_dim
 def norm(x: Tensor, p: float = 2.0, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The norm over `axis` (default: all): of p = 1, 2 or inf. The gradient of a norm that is 0 is 0. Raises ValueError
-    for another p."""
+    """The norm over `axis` (default: all): of p = 1, 2 or inf, else ValueError. The gradient of a norm of 0 is 0."""
     if p == 2:
         return root(total(x * x, axis, keepdims))
     if p == 1:

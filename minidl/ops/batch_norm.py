@@ -1,5 +1,4 @@
-"""Batch norm. Its output gradient needs the sums that are its weight gradient, so an edge of the graph puts W before
-O."""
+"""Batch norm. Its output gradient needs the sums that are its weight gradient, so an edge puts W before O."""
 
 from __future__ import annotations
 

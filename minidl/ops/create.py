@@ -47,8 +47,7 @@ def ones_like(x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def arange(start: float, end: float | None = None, step: float = 1, dtype: str | None = None) -> Tensor:
-    """start, start + step, ... below end, or 0, 1, ... below `start` alone: int64 if all are whole numbers, else
-    float32."""
+    """start, start + step, ... below end, or 0, 1, ... below `start` alone: int64 if all are whole, else float32."""
     if not step:
         raise ValueError("arange: the step is 0")
     whole = all(isinstance(v, int | np.integer | None) for v in (start, end, step))

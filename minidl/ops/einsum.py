@@ -55,8 +55,7 @@ def _summed(x: Tensor, names: str, kept: set[str]) -> tuple[Tensor, str]:
 
 
 def _product(x: Tensor, own: str, y: Tensor, other: str, needed: set[str]) -> tuple[Tensor, str]:
-    """The product of two: axes that both have and something else needs are its batch, the other common ones are summed
-    over."""
+    """The product of two: common axes that something else needs are its batch, the other common ones are summed."""
     batch = [c for c in own if c in other and c in needed]
     inner = [c for c in own if c in other and c not in needed]
     rows, columns = [c for c in own if c not in other], [c for c in other if c not in own]

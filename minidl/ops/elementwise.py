@@ -160,8 +160,7 @@ def round(x: Tensor, *, decimals: int = 0) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """x Phi(x), Phi the normal distribution; `approximate`: "none", or "tanh" for the form with tanh. Raises ValueError
-    for another one."""
+    """x Phi(x), Phi the normal distribution; `approximate`: "none", or "tanh" for the form with it; else ValueError."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate must be none or tanh, not {approximate!r}")
     name = "gelu_tanh" if approximate == "tanh" else "gelu"

@@ -16,8 +16,7 @@ from .shape import axis_of, transpose, unsqueeze
 
 
 class Places(Op):
-    """An op that is given, for each of the first axes of a tensor, an index of whole numbers: all broadcast to one
-    shape."""
+    """An op with an index of whole numbers for each of the first axes of a tensor: all broadcast to one shape."""
 
     def places(self, lengths: Sequence[int], rest: Sequence[int], index: Sequence[Tensor]) -> tuple[int, ...]:
         """Sets `flat`, the numbers of rows (rows, width) with these axes seen as one, and returns its shape. Raises
@@ -188,8 +187,7 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
 
 
 def along(name: str, x: Tensor, axis: int, index: Tensor) -> list[Tensor]:
-    """An index for each axis of x: `index` for one, its own places for all others. Raises ShapeError if it does not
-    fit."""
+    """An index for each axis of x: `index` for one, own places for all others. Raises ShapeError if it does not fit."""
     if index.ndim != x.ndim or any(a != axis and n > m for a, (n, m) in enumerate(zip(index.shape, x.shape,
                                                                                       strict=False))):
         raise ShapeError(f"{name}: index {index.shape} does not fit shape {x.shape} along axis {axis}")

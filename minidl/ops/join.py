@@ -162,8 +162,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 @with_dim
 def split(x: Tensor, lengths: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """x cut along `axis` into pieces of these lengths, or into pieces of one length, of which the last may be
-    shorter."""
+    """x cut along `axis` into pieces of these lengths, or of one length; the last may then be shorter."""
     axis = axis_of(x, axis, "split")
     if isinstance(lengths, int | np.integer):
         if lengths < 1:

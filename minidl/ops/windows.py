@@ -14,8 +14,7 @@ from .shape import squeeze, unsqueeze
 
 
 def lengths(value: Any, name: str, least: int = 1, axes: int = 2) -> Any:
-    """A number for all axes, or one for each of them, as a tuple. Raises ValueError for anything else, or below
-    `least`."""
+    """A number for all axes, or one for each, as a tuple. Raises ValueError for anything else, or below `least`."""
     each = tuple(value) if isinstance(value, Sequence) else (value,) * axes
     if len(each) != axes or any(not isinstance(v, int | np.integer) or v < least for v in each):
         raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}" + ", or two of them" * (axes > 1))

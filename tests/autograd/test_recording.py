@@ -28,6 +28,56 @@ def test_no_garbage_is_collected_while_a_step_is_recorded():
     assert gc.isenabled()
 
 
+KEPT = ml.zeros(3)
+
+
+def carried():
+    """Steps that read a tensor from outside and put one of their own there, and the names of its places."""
+    local, table, pair = ml.zeros(3), {"h": ml.zeros(3)}, (ml.zeros(3), ml.zeros(3))
+
+    class Training:
+        def __init__(self):
+            self.h = ml.zeros(3)
+
+        def step(self, x):
+            self.h = x + self.h
+
+    def in_a_global(x):
+        global KEPT
+        KEPT = x + KEPT
+
+    def in_a_variable(x):
+        nonlocal local
+        local = x + local[:2].sum()
+
+    def in_a_table(x):
+        table["h"] = x + table["h"]
+
+    def in_a_tuple(x):
+        nonlocal pair
+        pair = x, x + pair[1]
+
+    return [(in_a_global, "KEPT"), (in_a_variable, "local"), (in_a_table, r"table\['h'\]"), (in_a_tuple, r"pair\[1\]"),
+            (Training().step, "h")]
+
+
+@pytest.mark.parametrize(("step", "place"), carried())
+def test_a_step_that_hands_a_tensor_on_to_its_next_call_is_refused(step, place):
+    with pytest.raises(RuntimeError, match=f"the step reads {place} and then sets it to a tensor of its own"):
+        ml.record(step, np.ones(3, np.float32))
+
+
+def test_a_step_may_leave_its_tensors_outside_and_read_what_stays():
+    table = {"seen": ml.zeros(3), "constant": ml.ones(3)}
+
+    def step(x):
+        table["seen"] = x + table["constant"]
+        return table["seen"] * 2.0
+
+    graph = ml.record(step, np.ones(3, np.float32))
+    assert ml.SequentialExecutor(graph)(np.ones(3, np.float32)).tolist() == [4.0, 4.0, 4.0]
+
+
 def test_the_collector_goes_on_after_the_last_thread_that_paused_it():
     inside, leave = threading.Event(), threading.Event()
 
