@@ -1,6 +1,5 @@
 """Files that no one trusts: what readers raise for them, the files of tar archives, and what is packed in one another.
-An archive that ends too early is noticed, which Python's reader does not always do, and nothing is inflated without a
-limit."""
+An archive that ends too early is noticed, which Python's reader does not always do; what inflates has a limit."""
 
 from __future__ import annotations
 

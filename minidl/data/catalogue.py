@@ -122,7 +122,8 @@ def _named(name: str | os.PathLike[str], root: Path, wanted: Wanted) -> Dataset:
 def _checked(name: object, wanted: Wanted, holds: str, load: Callable[[Wanted], Dataset]) -> Dataset:
     """The data set that `load` makes. Raises DataError if the sizes that are wanted are not for what it holds."""
     if holds == "tokens" and (wanted.image_size or wanted.channels):
-        raise DataError(f"{name} has tokens, not images; use digits, synthetic, or files of images")
+        raise DataError(f"{name} has tokens, not images; use digits, synthetic, or files of images"
+                        + "; a folder of shards is given by itself" * (Path(str(name)).suffix == ".tar"))
     if holds == "images" and wanted.sequence_length is not None:
         raise DataError(f"{name} has images, not tokens; use pydoc, synthetic, or files of text")
     return load(wanted)

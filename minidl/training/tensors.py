@@ -1,5 +1,4 @@
-"""The tensors of safetensors files, read from where they are, and written. A file is only data: nothing in it is ever
-executed."""
+"""The tensors of safetensors files, read from where they are, and written. Nothing in a file is ever executed."""
 
 from __future__ import annotations
 
@@ -26,10 +25,12 @@ TORCH = ("a pickle of torch, which could run any code; with torch, safetensors.t
          ".clone() for n, t in torch.load(FILE, weights_only=True).items()}, NEW) writes the tensors of a state dict")
 DCP = "a distributed checkpoint; torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes a pickle of it"
 FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive; of NumPy's .npz, "
-           "safetensors.numpy.save_file(dict(numpy.load(FILE)), NEW) writes the arrays", rb"GGUF": "a GGUF file",
+           "safetensors.numpy.save_file(dict(numpy.load(FILE)), NEW) writes the arrays, of torch.export's .pt2, "
+           "safetensors.torch.save_file(torch.export.load(FILE).state_dict, NEW) the weights", rb"GGUF": "a GGUF file",
            rb"(?i)version https://git-lfs|\s*<(!doctype|html)": "a pointer of Git LFS (git lfs pull) or a web page",
            rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"\x93NUMPY": "a NumPy array"}
 SUFFIXES = {".distcp": DCP, **dict.fromkeys((".bin", ".ckpt", ".pt", ".pth"), TORCH)}  #: the same by suffix
+OTHERS = (".gguf", ".h5", ".hdf5", ".keras", ".msgpack", ".npy", ".npz", ".onnx", ".pt2", ".zip")  #: and more suffixes
 
 
 class WeightsError(ValueError):
@@ -61,8 +62,7 @@ class Slot:
         return np.dtype(TYPES[self.kind]).name if self.kind in TYPES and self.kind != "BF16" else self.kind
 
     def read(self) -> Any:
-        """Its array: a view on the file, of which only what is used is read; bfloat16 as float32. Raises
-        WeightsError."""
+        """Its array: a view on the file, which is read as it is used; bfloat16 as float32. Raises WeightsError."""
         if self.kind not in TYPES:
             raise WeightsError(f"{self.file}: {self.name} has the type {self.kind}, which cannot be read; save it as "
                                f"BF16, F16 or F32")

@@ -28,7 +28,7 @@ from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_shape
 from ..system.files import FileError, read_text, write_atomic
-from .tensors import SUFFIXES, Slot, WeightsError, doing, header, serialized
+from .tensors import OTHERS, SUFFIXES, Slot, WeightsError, doing, header, serialized
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"  #: the file, or the index, in a folder of weights
 PT = {"format": "pt"}  #: the text that a file needs for transformers to read it
@@ -36,8 +36,7 @@ STYLES = ("state", "timm")  #: names as in a state dict, or as timm has them
 PREFIXES = ("bert.", "transformer.")  #: of the network without its head, which some files leave out
 #: masks and numbers of positions, which are no weights (a bias has one axis): a file may have them
 LEFT_OUT = re.compile(r".*\.attn\.(bias|masked_bias)|(.*\.)?position_ids")
-#: what wrappers put into names: DistributedDataParallel, torch.compile, FSDP, checkpointing, and a module around the
-#: network
+#: what wrappers put into names: DistributedDataParallel, torch.compile, FSDP, checkpointing, a module around it
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|model)\.")
 _bare = partial(WRAPPERS.sub, "")  #: a name without them
 COUNTER = "num_batches_tracked"  #: of a batch norm: a file may lack it
@@ -77,13 +76,13 @@ def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shar
     larger) and their index, as `save_pretrained` does: beside the file `path` if that ends in .safetensors, else in
     the folder `path`, which is made. If all fit into one file, there is no index. Returns the file or the index. It
     appears whole or not at all. Raises WeightsError for names that have no such style, for files that cannot be
-    written or have the suffix of a pickle, and for shards where there are weights already."""
+    written or have another format's suffix, and for shards where there are weights already."""
     if style not in STYLES:
         raise WeightsError(f"unknown style of names {style!r}; known: {', '.join(STYLES)}")
     path, named = Path(path), to_timm(values) if style == "timm" else values
-    if path.suffix.lower() in SUFFIXES and shards is None:
-        raise WeightsError(f"{path}: programs take this for a pickle of torch, and weights are written as safetensors; "
-                           f"name it {path.with_suffix('.safetensors')}")
+    if path.suffix.lower() in (*SUFFIXES, *OTHERS) and shards is None:
+        raise WeightsError(f"{path}: programs take {path.suffix} for another format, such as a pickle of torch, and "
+                           f"weights are written as safetensors; name it {path.with_suffix('.safetensors')}")
     arrays = {name: np.asarray(value, order="C") for name, value in named.items()}
     with doing(f"write {path}"):
         if shards is not None:
@@ -254,8 +253,7 @@ def files_by(places: Any) -> dict[str, str]:
 
 # --------------------------------------------------------------------------------------------------------------- names
 def _places(model: Module) -> dict[str, str]:
-    """Of each name for one of the network's tensors, in its state dict or in published files, its first one: shared
-    weights have several."""
+    """Of each name for a network's tensor, in its state dict or published files, its first: some have several."""
     first: dict[int, str] = {}
     return {**model.tied, **{name: first.setdefault(id(t), name) for name, t in model.named_tensors()}}
 

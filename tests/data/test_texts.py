@@ -135,6 +135,8 @@ def test_text_that_cannot_be_read(tmp_path):
     refused("no.tar: damaged", act=lambda: data.load(tmp_path / "no.tar", batch_size=1, sequence_length=4))
     archive(tmp_path / "none.tar", {})
     refused("none.tar: the archive has no files", act=lambda: data.load(tmp_path / "none.tar", batch_size=1))
+    refused("whole.tar has tokens, not images", "a folder of shards is given by itself",
+            act=lambda: data.load(tmp_path / "whole.tar", batch_size=1, image_size=4))
     (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1") * 100)
     refused("latin.txt", "byte 2", act=lambda: data.load(tmp_path / "latin.txt", batch_size=1, sequence_length=4))
     (tmp_path / "empty.txt").write_text("")

@@ -425,7 +425,8 @@ def test_names_of_masks_and_heads_are_weights_where_the_network_has_them(tmp_pat
     ("a.pt", b"", "is a pickle of torch, .*weights_only=True"), ("a.ckpt", b"x" * 99, "is a pickle of torch"),
     ("a.safetensors", b"\x80\x02}q\x00X\x01\x00\x00\x00", "is a pickle of torch"),
     ("__0_0.distcp", b"PK\x03\x04" + bytes(26) + b"archive/data.pkl", "is a distributed checkpoint; .*dcp_to_torch"),
-    ("a.npz", b"PK\x03\x04" + b"x" * 99, "is a ZIP archive"), ("a.h5", b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+    ("a.npz", b"PK\x03\x04" + b"x" * 99, "is a ZIP archive; of NumPy's .npz, .* of torch.export's .pt2, "),
+    ("a.h5", b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
     ("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "is a pointer of Git LFS"),
     ("a.safetensors", b"\n<!doctype html><html>", "or a web page"),
     ("a.gguf", b"GGUF\3\0\0\0", "is a GGUF file"),
@@ -446,9 +447,9 @@ def test_one_shard_alone_says_so(tmp_path: Path) -> None:
             "lacks .* it is one of several files: give their folder or index")
 
 
-@pytest.mark.parametrize("name", ["w.pt", "w.PTH", "pytorch_model.bin", "w.ckpt"])
-def test_safetensors_have_no_name_of_a_pickle(name: str, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"pickle of torch.*name it .*\.safetensors$"):
+@pytest.mark.parametrize("name", ["w.pt", "w.PTH", "pytorch_model.bin", "w.ckpt", "w.npz", "w.ONNX", "w.pt2"])
+def test_safetensors_have_no_name_of_another_format(name: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"for another format, such as a pickle of torch.*name it .*\.safetensors$"):
         weights.save(tmp_path / name, {"w": np.zeros(3)})
     assert not any(tmp_path.iterdir())
     weights.save(tmp_path / name, {"w": np.zeros(3)}, shards=100)  # a folder of this name
