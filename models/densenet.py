@@ -84,6 +84,8 @@ class DenseNet(nn.Module):
     """`blocks[i]` layers in block i, with `growth` features each; the stem has twice as many. For images below 64
     pixels the stem is a 3x3 convolution, for larger ones a 7x7 of stride 2 and pooling."""
 
+    config = {"architecture": "densenet"}  # timm's
+
     def __init__(self, blocks: Sequence[int], growth: int, classes: int, image_size: int) -> None:
         if image_size < 8:
             raise ValueError(f"densenet: images of {image_size} pixels are too small; the least is 8")

@@ -68,6 +68,8 @@ class _Inverted(nn.Module):
 class MobileNetV3(nn.Module):
     """MobileNetV3. All numbers of channels are multiplied by `width` and rounded to multiples of 8."""
 
+    config = {"architecture": "mobilenetv3_large"}  # timm's
+
     def __init__(self, classes: int, image_size: int, width: float, eps: float, momentum: float) -> None:
         if not width > 0:
             raise ValueError(f"mobilenet_v3_large: the width is {width}; it must be above 0")

@@ -61,6 +61,8 @@ class ResNet(nn.Module):
     """`blocks[i]` blocks of width `width * 2**i` in stage i. The stem is a 7x7 of stride 2 and pooling for large
     images, and a 3x3 for small ones."""
 
+    config = {"architecture": "resnet"}  # timm's
+
     def __init__(self, block: type[_Block], blocks: Sequence[int], width: int, classes: int, image_size: int,
                  small: bool) -> None:
         self.input_shape, self.classes, self.stages = (image_size, image_size, 3), classes, len(blocks)

@@ -41,7 +41,7 @@ class Module(Watched):
     at_once = False  #: of such a network: whether no gradient flows between time steps, so each has its own backward
     others: Mapping[str, str] = {}  #: of a network: another objective -> the argument that makes it the objective
     tied: Mapping[str, str] = {}  #: of a network: names that files have for a parameter a second time -> its own name
-    config: Mapping[str, Any] = {}  #: of a network: what its config.json of transformers says, if there is one
+    config: Mapping[str, Any] = {}  #: of a network: what its config.json of transformers or timm says, if any
     _name = ""
 
     def past(self) -> Any:

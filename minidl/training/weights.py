@@ -157,15 +157,16 @@ def load(path: str | Path, model: Module) -> Loaded:
 
 
 def _check_config(path: Path, model: Module) -> None:
-    """Raises WeightsError if a config.json of transformers beside the weights says something of their network that this
-    one does otherwise, such as another number of heads, which no shape shows."""
+    """Raises WeightsError if a config.json of transformers or timm beside the weights says something of their network
+    that this one does otherwise, such as another number of heads, which no shape shows (timm's sizes they do)."""
     try:
         about = json.loads(read_text((path if path.is_dir() else path.parent) / "config.json", "index of weights"))
-        said = {name: about[name] for name in model.config if name in about} if "model_type" in about else {}
+        known = {*model.config} & {*about} if {"model_type", "pretrained_cfg"} & {*about} else ()
+        said = {name: about[name] for name in known}
     except (OSError, ValueError, TypeError, RecursionError):
         return
     if wrong := next((name for name, value in said.items() if model.config[name] not in (
-            value, ACTIVATIONS.get(str(value)))), None):
+            value, ACTIVATIONS.get(str(value)), re.sub(r"_?\d+$", "", str(value)))), None):
         raise WeightsError(f"{path} is of another network: its config.json has {wrong} {str(said[wrong])[:40]!r}, this "
                            f"network {str(model.config[wrong])!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from importlib import import_module
@@ -179,3 +180,20 @@ def test_another_network_with_the_same_names_is_refused(name: str, tmp_path: Pat
     getattr(transformers, f"{name}Model")(config).save_pretrained(tmp_path)
     with pytest.raises(WeightsError, match=rf"config.json has model_type '{config.model_type}', this network 'bert'"):
         weights.load(tmp_path, models.create("bert", preset="tiny"))
+
+
+@pytest.mark.parametrize(("model", "fits", "other"), [
+    ("resnet18", "resnet18", "resnetaa18"), ("resnet50", "resnet50", "seresnet50"),
+    ("densenet121", "densenet121", "densenetblur121d"),
+    ("mobilenet_v3_large", "mobilenetv3_large_100", "tf_mobilenetv3_large_100")])
+def test_timms_config_says_which_of_its_networks_the_weights_are_of(model: str, fits: str, other: str,
+                                                                    tmp_path: Path) -> None:
+    """Names and shapes of some are the same: pooling or padding is another one."""
+    mine = models.create(model, preset="tiny")
+    weights.save(tmp_path / "model.safetensors", mine.state_dict())
+    for architecture in (fits, other):
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": architecture, "pretrained_cfg": {}}))
+        if architecture == fits:
+            weights.load(tmp_path, mine)
+    with pytest.raises(WeightsError, match=f"its config.json has architecture '{other}', this network '"):
+        weights.load(tmp_path, mine)
