@@ -48,8 +48,8 @@ def _state() -> State:
 def seed(value: int) -> None:
     """Starts over in this thread: weights made from now on, and dropout, follow from `value` alone. A step that was
     recorded before keeps its own seed and count, so seed first and record then. Raises ValueError below 0."""
-    if value < 0:
-        raise ValueError(f"the seed is {value}; it must be at least 0")
+    if not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"the seed is {value!r}; it must be a whole number of at least 0")
     tape, state = current(), State(int(value))
     if tape.random is None:
         _Thread.seed, _thread.state = state.seed, state

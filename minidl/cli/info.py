@@ -85,8 +85,7 @@ def _mpi() -> tuple[str | None, str | None]:
 
 
 def _outline(name: str, model_args: dict[str, Any]) -> tuple[dict[str, Any], TaskGraph]:
-    """A network's figures, and the graph of its forward pass for one sample. `layers` are its units in order; nothing
-    is allocated."""
+    """A network's figures, and the graph of its forward pass for one sample, unallocated. `layers` are its units."""
     with use(Tape()), no_grad():
         random.seed(0)
         model = networks.create(name, **model_args).eval()

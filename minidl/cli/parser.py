@@ -42,6 +42,7 @@ class _Parser(argparse.ArgumentParser):
         if choice := re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message):
             known = [c.strip("' ") for c in choice[3].split(",")]
             message = f"unknown {choice[1].split('/')[0].strip('-').lower()} {choice[2]!r}; {nearest(choice[2], known)}"
+            message += f"; write --checkpoint {choice[2]} --resume" * (choice[1] == "--resume")
         message = re.sub(r"ignored explicit argument (.*)", r"takes no value, and got \1", message)
         raise UsageError(f"{message} (see {self.prog} --help)")
 

@@ -1,5 +1,4 @@
-"""`report`: where the time of a run went, from traces of our own or of other profilers; and who waits for whom in one
-that stands still."""
+"""`report`: where the time of a run went, from traces of any profiler; and who waits for whom if one stands still."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool
 def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,
                   reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
     """For logits (..., classes) and labels (...) int64: the classes are last. `weight` (classes,): how much a sample of
-    each class counts, also in the mean. Labels that are `ignore_index` do not count; if none counts, the mean is not a
-    number."""
+    each class counts, also in the mean. Labels of `ignore_index` do not count; if none counts, the mean is NaN."""
     if weight is None and reduction == "mean":
         rows, labels = _rows(x, target)
         return ops.cross_entropy(rows, labels, label_smoothing, ignore_index)

@@ -184,14 +184,20 @@ class Module(Watched):
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Copies these values to parameters and states. Raises ShapeError, before anything is changed, where names,
-        shapes or types do not fit."""
+        shapes or types do not fit, and TypeError for what is no table of arrays."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"a state is a table of arrays by name, as state_dict gives, not {type(values).__name__}; "
+                            f"minidl.training.weights.load(path, model) reads a file")
         mine = dict(self.named_tensors())
         missing, extra = sorted(mine.keys() - values.keys()), sorted(values.keys() - mine.keys())
         if missing or extra:
             raise ShapeError(f"the state does not fit this model: missing {missing[:3] or 'none'}, "
                              f"unknown {extra[:3] or 'none'}")
         for name, t in mine.items():
-            value, shape = np.asarray(values[name]), state_shape(t)
+            try:
+                value, shape = np.asarray(values[name]), state_shape(t)
+            except (TypeError, RuntimeError) as error:
+                raise TypeError(f"{name} is no array: {error}; torch's t.detach().float() is one") from None
             if value.shape != shape or str(value.dtype) != t.dtype:
                 raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {t.dtype} {shape} in the model")
         for name, t in mine.items():

@@ -42,8 +42,7 @@ class Embedding(Module):
 
 
 class EmbeddingBag(Embedding):
-    """`functional.embedding_bag` of weight (rows, width): index (bags, n), or (n,) with offsets (bags,), both int64 ->
-    (bags, width)."""
+    """`functional.embedding_bag` of weight (rows, width): int64 (bags, n), or (n,) with offsets -> (bags, width)."""
 
     def __init__(self, num_embeddings: Size, embedding_dim: Size, *, mode: str = "mean",
                  include_last_offset: bool = False, padding_idx: int | None = None, dtype: Float = "float32") -> None:

@@ -54,8 +54,7 @@ class LayerNorm(Layer):
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, axes: int = 1,
                eps: float = 1e-5) -> Tensor:
-    """x normalised over its last `axes` axes, times `weight` plus `bias`, which have the shape of those axes. A bias
-    needs a weight."""
+    """x normalised over its last `axes` axes, times `weight` plus `bias` of their shape. A bias needs a weight."""
     if bias is not None and weight is None:
         raise ValueError("layer_norm: a bias needs a weight")
     return LayerNorm("layer_norm", axes, eps)(x, *(t for t in (weight, bias) if t is not None))

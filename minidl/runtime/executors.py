@@ -1,5 +1,4 @@
-"""The executors: short names for configurations of the runtime; also the oracle, and the executor that looks for
-races."""
+"""The executors: short names for configurations of the runtime; also the oracle, and one that looks for races."""
 
 from __future__ import annotations
 

@@ -381,8 +381,7 @@ class Runtime:
         raise found
 
     def close(self) -> None:
-        """Settles, unless it has failed, and ends the threads; then it cannot run again. Raises RuntimeError while it
-        runs a step."""
+        """Settles, unless it has failed, and ends the threads for good. Raises RuntimeError while it runs a step."""
         if not self._guard.close():
             return
         tapes.unsettled.discard(self)

@@ -484,6 +484,13 @@ def test_modules_name_what_they_hold():
         net.astype("float16")
 
 
+class _Bfloat16:
+    """As torch's tensors of this type are, or those with a gradient."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("no bfloat16")
+
+
 def test_states_load_whole_or_not_at_all():
     ml.seed(0)
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -493,8 +500,11 @@ def test_states_load_whole_or_not_at_all():
                          ({**good, "2.bias": good["1.bias"]}, r"missing none, unknown \['2.bias'\]"),
                          ({**good, "1.bias": np.ones(3, np.float32)},
                           r"1.bias is float32 \(3,\) in the state, float32 \(2,\)"),
-                         ({**good, "1.bias": np.ones(2)}, r"1.bias is float64")):
-        with pytest.raises(ml.ShapeError, match=message):
+                         ({**good, "1.bias": np.ones(2)}, r"1.bias is float64"),
+                         ({**good, "1.bias": _Bfloat16()}, r"1.bias is no array: no bfloat16; torch.s t.detach"),
+                         ([1], "a table of arrays by name, .* not list; minidl.training.weights.load"),
+                         ("net.safetensors", "a table of arrays by name, .* not str")):
+        with pytest.raises((ml.ShapeError, TypeError), match=message):
             net.load_state_dict(bad)
         assert bits(*net.state_dict().values()) == bits(*before.values())
     run = SequentialExecutor(ml.record(net, np.ones((1, 2), np.float32)))
@@ -515,7 +525,9 @@ def test_layers_and_optimizers_refuse_what_makes_no_sense():
         (lambda: optim.Adam([w], betas=(0.5,)), r"betas are \(0.5,\); they must be two numbers"),
         (lambda: optim.SGD([w, ml.Parameter(np.ones(2, np.float32))], 0.1), "several types: float32, float64"),
         (lambda: ml.Parameter(np.arange(3)), "a parameter must be float32 or float64, not int64"),
-        (lambda: ml.seed(-1), "the seed is -1; it must be at least 0"))
+        (lambda: ml.seed(-1), "the seed is -1; it must be a whole number of at least 0"),
+        (lambda: ml.seed(1.5), "the seed is 1.5; it must be a whole number of at least 0"),
+        (lambda: ml.seed("a"), "the seed is 'a'; it must be a whole number of at least 0"))
 
 
 def test_an_update_needs_gradients():

@@ -77,6 +77,11 @@ def test_another_value_is_named_beside_the_first(subject: str, first: list[str],
     assert again[0] == 0
 
 
+def test_a_place_after_resume_is_told_where_it_belongs(capsys: Any) -> None:
+    said = refusal(capsys, "train", *SMALL, "--steps", "2", "--resume", "my_run")
+    assert "unknown resume 'my_run'; known: auto; write --checkpoint my_run --resume" in said
+
+
 def test_a_schedule_that_goes_on_keeps_its_groups_and_its_memory(capsys: Any, tmp_path: Path) -> None:
     """Other groups were not made, and not refused; a smaller limit was said to be too small for every schedule."""
     command = ["train", *SMALL, "--checkpoint", str(tmp_path / "run")]

@@ -189,8 +189,7 @@ class Flight:
         self._patience.reset()
 
     def submit(self, entry: Entry) -> None:
-        """Starts a transfer that is on no lane, as soon as its slot and the credit allow. Its awaited tasks must have
-        run."""
+        """Starts a transfer that is on no lane once its slot and the credit allow. Its awaited tasks must have run."""
         self._patience.reset()
         while not self._room(entry):
             if not self._advance():
