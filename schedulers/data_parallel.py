@@ -64,11 +64,8 @@ class Policy:
 
     def summed(self, graph: TaskGraph, options: Mapping[str, Any]) -> Sums | None:
         """How ranks sum the gradients of this step."""
-        return self.sums and self.sums(graph, **{name: options[name] for name in options if name in self._of_sums})
-
-    @cached_property
-    def _of_sums(self) -> frozenset[str]:
-        return frozenset(signature(self.sums).parameters if self.sums else ())
+        known = signature(self.sums).parameters if self.sums else ()
+        return self.sums and self.sums(graph, **{name: options[name] for name in options if name in known})
 
     def __call__(self, graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Schedule | Ordered:
         """The result of `order` for a step with its sums, with the options that it accepts."""

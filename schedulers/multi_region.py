@@ -99,8 +99,7 @@ def _divided(cost: CostModel, side_sms: int | str) -> list[CostModel]:
     return [cost.divided(side_sms)]
 
 
-def _picker(graph: TaskGraph, cost: CostModel,
-            crossing: bool) -> Callable[[int | None], tuple[Trial, list[str]]]:
+def _picker(graph: TaskGraph, cost: CostModel, crossing: bool) -> Callable[[int | None], tuple[Trial, list[str]]]:
     """Finds the best plan within a limit, by these costs, and what to say of it. It raises MemoryLimitError if none
     fits."""
     step = Step.of(replace(graph, launches=()), cost)

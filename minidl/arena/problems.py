@@ -10,7 +10,6 @@ with one stage on each rank, which nobody has to respect.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from ..core.machine import Machine, is_number
 from ..core.placement import PipelineError
 from ..pricing.cost import MOST
 from ..schedulers.pipeline import Pipeline
-from ..system.files import read_text
+from ..system.files import read_json
 
 BUNDLED = Path(__file__).with_name("problems.json")
 MOST_TASKS = 100_000  #: of a problem: F, O and W of all ranks
@@ -100,11 +99,9 @@ def read(where: str) -> list[Task]:
 
 def _of(path: Path) -> list[Task]:
     try:
-        content = json.loads(read_text(str(path), "problems"))
-    except RecursionError:
-        raise ArenaError(f"{path}: nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise ArenaError(f"{path}: {error}") from None
+        content = read_json(path, "problems")
+    except ValueError as error:
+        raise ArenaError(str(error)) from None
     found = [_task(path, record) for record in (content if isinstance(content, list) else [content])]
     if len({task.name for task in found}) < max(1, len(found)):
         raise ArenaError(f"{path}: {'two problems have the same name' if found else 'it has no problems'}")

@@ -162,7 +162,6 @@ def trained(arguments: Any, trainer: Trainer, steps: int, keeper: Keeper | None,
 
     try:
         with show.progress(title, steps, done_before) as done, _told(arguments, trainer, steps, done_before) as tell:
-
             def progress(step: int, record: Mapping[str, Any]) -> None:
                 tell(step, record)
                 done(step, f"loss {record['loss']:.4g}, {record['samples_per_s']:,.0f} samples/s" if record else "")

@@ -226,8 +226,7 @@ class Schedule(Columns):
         count = np.add.reduceat(np.append(keep, False), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
         used = np.flatnonzero(count)
         joined = None if self.joined is None else (self.second & np.append(False, keep[:-1]))[keep]
-        return Schedule(tuple(self.lanes[i] for i in used), offsets(count[used]),
-                        self.keys[keep], joined)
+        return Schedule(tuple(self.lanes[i] for i in used), offsets(count[used]), self.keys[keep], joined)
 
     def with_lanes(self, lanes: Mapping[Lane, Ints]) -> Schedule:
         """The schedule with more lanes, each after the other lanes of its rank. `lanes`: the keys of each, in order."""

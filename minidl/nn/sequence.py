@@ -49,8 +49,7 @@ class EmbeddingBag(Embedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)
         self.mode, self.include_last_offset = mode, include_last_offset
 
-    def forward(self, index: Tensor, offsets: Tensor | None = None,
-                per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(self, index: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         return functional.embedding_bag(index, self.weight, offsets, mode=self.mode, padding_idx=self.padding_idx,
                                         per_sample_weights=per_sample_weights,
                                         include_last_offset=self.include_last_offset)

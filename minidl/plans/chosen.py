@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, spread
+from ..core.columns import Floats, Rows, spread
 from ..core.tasks import COLLECTIVE, unpack
 from ..passes.rewrite import unroll
 from ..pricing.greedy import greedy
@@ -39,10 +39,6 @@ class Ranks:
         self._machine = (np.arange(self.ranks)[:, None] * len(schedule.lanes) + lane_of).ravel()
         self._machines, self._place = self.ranks * len(schedule.lanes), np.tile(place, self.ranks)
 
-    def _everywhere(self, tasks: Ints) -> Ints:
-        """The numbers (ranks, n) of these tasks on all ranks."""
-        return np.where(self.sums[tasks], 0, np.arange(self.ranks)[:, None] * self.count) + tasks
-
     def steps(self, duration: Floats, chosen: bool) -> float:
         """The time of a step. `chosen`: whether sums that are ready may overtake others."""
         source, target, delay = self._edges
@@ -50,7 +46,9 @@ class Ranks:
         before, after = self._ids[follows], self._ids[follows + 1]
         if chosen:
             before, after = before[kept := ~self.sums[after]], after[kept]
-        first, then = (self._everywhere(np.append(*ids)).ravel() for ids in ((source, before), (target, after)))
+        turn = np.arange(self.ranks)[:, None] * self.count  # of each rank's tasks; a sum is one task of all ranks
+        first, then = ((np.where(self.sums[ids], 0, turn) + ids).ravel()
+                       for ids in (np.append(source, before), np.append(target, after)))
         wait = np.tile(np.append(np.broadcast_to(delay, len(source)), np.zeros(len(before))), self.ranks)
         total = self.count * self.ranks
         played = greedy(Rows.from_pairs(first, then, total), wait[np.argsort(first, kind="stable")], self._machine,

@@ -19,6 +19,7 @@ from ..core.columns import Floats, Ints, spread
 from ..core.graph import TaskGraph
 from ..core.machine import is_number, is_whole, shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
+from ..system.files import read_json, write_atomic
 from .corun import BYTES_PER_US, FLOPS_PER_US, CoRun
 from .memory import Memory
 from .sms import Sms
@@ -28,7 +29,7 @@ SECOND = "O/1"  #: the kind that prices the second part of an O that is cut in t
 _KINDS = {*Kind.__members__, SECOND, *_RATES}
 _PAIR = re.compile(r"(0|[1-9][0-9]*)->(0|[1-9][0-9]*)")
 _PART = re.compile(r"(.*/[0-9]+)/([0-9]{1,4})")
-LEAST, MOST = 1e-9, 1e18  #: the least rate, and the largest number: sums and quotients stay finite
+LEAST, TINY, MOST = 1e-9, 1e-100, 1e18  #: the least rate, the numbers beside 0: sums and quotients stay finite
 
 
 @lru_cache(1 << 16)
@@ -43,6 +44,7 @@ class CostError(ValueError):
 
 
 def _check(what: str, value: Any, least: float) -> None:
+    least = max(least, TINY) if is_number(value) and 0 < value < TINY else least
     if not is_number(value) or not least <= value <= MOST:
         most = f", at most {MOST:g}" if is_number(value) and value > MOST else ""
         raise CostError(f"{what} is {shorten(value)}; it must be a finite number >= {least:g}{most}")
@@ -152,6 +154,8 @@ class CostModel:
                 raise CostError(f"{shorten(pair)} does not name a link; expected two ranks, as in 0->1")
         for pair, link in {"": self.link, "the copies": self.far or Link(), **self.links}.items():
             where = f" of {pair}" if pair else ""
+            if not isinstance(link.core, bool):
+                raise CostError(f"core{where} is {shorten(link.core)}; it must be true or false")
             _check(f"the latency{where}", link.latency, 0)
             if link.bandwidth is not None:
                 _check(f"the bandwidth{where}", link.bandwidth, LEAST)
@@ -235,18 +239,14 @@ class CostModel:
 
     def save(self, path: str | Path) -> None:
         """Writes JSON, whole or not at all."""
-        from ..system.files import write_atomic
-
         record = asdict(self) | {"kinds": {k: np.asarray(v).tolist() for k, v in self.kinds.items()}}
         write_atomic(path, json.dumps(record, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> CostModel:
         """Reads JSON. Raises CostError for a file that is not a cost model, OSError for one that cannot be read."""
-        from ..system.files import read_text
-
         try:
-            record = json.loads(read_text(path, "costs"))
+            record = read_json(path, "costs")
             for name in record.get("tasks", {}):
                 _named(name)
             optional = {"corun": CoRun, "sms": Sms, "far": Link, "memory": Memory}
@@ -255,8 +255,9 @@ class CostModel:
                           "links": {pair: Link(**link) for pair, link in record.get("links", {}).items()}})
         except KeyError as error:
             raise CostError(f"{path} is not a cost model: it lacks {error}") from None
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise CostError(f"{path} is not a cost model: {' '.join(str(error).split())[:200]}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            why = " ".join(str(error).removeprefix(f"{path}: ").split())[:200]
+            raise CostError(f"{path} is not a cost model: {why}") from None
 
 
 def most_streams(cost: CostModel) -> int:

@@ -371,11 +371,8 @@ class Clock:
     def _contends(self, lanes: Lanes) -> bool:
         """Whether a rank has several lanes that slow or wake each other."""
         most = int(np.bincount(lanes.rank[lanes.busy], minlength=1).max())
-        return most > 1 and (self._slows or most > self.cores)
-
-    @cached_property
-    def _slows(self) -> bool:
-        return self.wake > 0 or self.doze > 0 or bool((self.factor != 1).any()) or self.serial > 0
+        return most > 1 and (most > self.cores or max(self.wake, self.doze, self.serial) > 0
+                             or bool((self.factor != 1).any()))
 
     def _order(self, lanes: Lanes, where: bool) -> tuple[Any, ...]:
         """The lanes as arguments of `run_lanes` and `contend`. `where`: whether the lane of a task matters."""

@@ -82,8 +82,7 @@ class Bound:
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
         self._outputs = [self.array(v) for v in graph.outputs]
         self.feed = self.device.feed(self._inputs, self._outputs, self._block)
-        self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, strides_of(v.shape))
-                       for v in graph.outputs]
+        self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, strides_of(v.shape)) for v in graph.outputs]
         self._indices = self._index_limits()
         self._outside: Any = jitted(any_outside) if self._indices else None
 
@@ -91,8 +90,7 @@ class Bound:
         """Where the storages of inputs begin in a block of their own, if the device wants one."""
         found = [v.storage for v in self.graph.inputs if v.storage not in self._live]
         starts = offsets(rounded(np.array([self.graph.storages[i].bytes for i in found], np.int64)))
-        whole = len({*found}) == len([v for v in self.graph.inputs if v.dense]) == len(
-            self.graph.inputs)
+        whole = len({*found}) == len([v for v in self.graph.inputs if v.dense]) == len(self.graph.inputs)
         self._block = self.device.block(int(starts[-1])) if found and whole else None
         return {} if self._block is None else dict(zip(found, starts.tolist()[:-1], strict=True))
 

@@ -248,8 +248,7 @@ class Meetings:
                 sent = t if graph.kind[t] in SENDS else sent
         return pairs
 
-    def _entry(self, task: int, slot: int, bound: Bound, after: list[int],
-               arrived: list[Callable[[], bool]]) -> Entry:
+    def _entry(self, task: int, slot: int, bound: Bound, after: list[int], arrived: list[Callable[[], bool]]) -> Entry:
         common, graph, key, kind = self.common, self._graph, self._keys[task], Kind(self._graph.kind[task])
         launch = graph.launches[task][0]
         constants, sums = dict(launch.constants), kind in COLLECTIVE

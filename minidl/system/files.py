@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import stat
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,6 +72,22 @@ def read_text(path: str | Path, kind: str) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def read_json(path: str | Path, kind: str) -> Any:
+    """The JSON in a text file. Raises FileError, and ValueError for any other file, also if a name is there twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, count in Counter(name for name, _ in pairs).items():
+            if count > 1:
+                raise ValueError(f"{name[:40]!r} is there twice; leave one out")
+        return dict(pairs)
+
+    text = read_text(path, kind)
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {'nested too deeply' if isinstance(error, RecursionError) else error}") from None
 
 
 # -------------------------------------------------------------------------------------------------------------- writing

@@ -5,6 +5,7 @@ with its own words, or lets each believe that it is alone."""
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 
@@ -118,6 +119,4 @@ def of(mpiexec: str) -> str | None:
 
 def first() -> tuple[str, str | None] | None:
     """The `mpiexec` that a shell finds here, and its name; None if there is none."""
-    import shutil
-
     return (path, of(path)) if (path := shutil.which("mpiexec")) else None

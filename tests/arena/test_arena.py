@@ -268,7 +268,7 @@ def test_the_optima_are_proved(task):
 
 @pytest.mark.parametrize(("record", "says"), [
     ({}, "a problem is an object with name, ranks and micro_batches"), (3, "a problem is an object"),
-    ([], "no problems"),
+    ([], "no problems"), ('{"name": "a", "ranks": 2, "ranks": 4}', "own.json: 'ranks' is there twice; leave one out"),
     ({"name": "a", "ranks": 2, "micro_batches": 2, "size": 3}, "unknown key 'size'; known: about, activation_cap"),
     ({"name": "a", "ranks": 0, "micro_batches": 2}, "problem 'a': ranks is 0"),
     ({"name": "a", "ranks": 2, "micro_batches": "x"}, "micro-batches is 'x'"),
@@ -288,7 +288,7 @@ def test_the_optima_are_proved(task):
     ([{"name": "a", "ranks": 1, "micro_batches": 1}] * 2, "two problems have the same name")])
 def test_a_problem_that_makes_no_sense_is_one_line(tmp_path, record, says):
     path = tmp_path / "own.json"
-    path.write_text(json.dumps(record))
+    path.write_text(record if isinstance(record, str) else json.dumps(record))
     with pytest.raises(ArenaError, match="own.json") as caught:
         arena.read(str(path))
     assert says in str(caught.value)

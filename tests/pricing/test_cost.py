@@ -71,6 +71,8 @@ def test_costs_that_make_no_sense_are_refused_by_name(bad):
         "flops_per_us", "bytes_per_us")),
     *(("cross", cross, "another lane is") for cross in (Cross(-1.0), Cross(0, np.inf))),
     ("doze", -1.0, "the cost of doze is -1"), ("cores", 0, "whole number"), ("cores", 1.5, "whole number"),
+    *(("link", Link(core=core), f"core is {core!r}; it must be true or false") for core in ("no", 0, None)),
+    ("tasks", {"4W0": 1e-320}, "the cost of 4W0 is 1e-320; it must be a finite number >= 1e-100"),
     ("kinds", {"F": 1e308}, r"the cost of F is 1e\+308; it must be a finite number >= 0, at most 1e\+18")])
 def test_fields_that_make_no_sense_are_refused_by_name(what, wrong, says):
     with pytest.raises(CostError, match=says):
@@ -84,7 +86,7 @@ def test_what_is_missing_is_told():
         CostModel.given([1], 1, 1).durations(GRAPH)
 
 
-NUMBER = st.floats(0, 1e9)
+NUMBER = st.just(0.0) | st.floats(1e-100, 1e9)
 
 
 @given(st.dictionaries(st.sampled_from(["0F0", "4W0", "2F1"]), NUMBER),
@@ -118,7 +120,8 @@ def test_json_round_trip(tmp_path_factory, tasks, kinds, latency, launch, sync, 
     '{"link": {}, "links": 3}', '{"link": {}, "links": {"0->1": 3}}', '{"link": {}, "links": {"0-1": {}}}',
     '{"link": {}, "links": {"0->1": {"bandwidth": 0}}}', '{"link": {}, "links": {"->1": {}}}',
     '{"link": {}, "links": {"0->1": {"latency": -1}}}', '{"link": {}, "links": {"00->1": {}}}', "[" * 100_000,
-    '{"link": ' * 10_000, "1" * 10_000])
+    '{"link": ' * 10_000, "1" * 10_000, '{"link": {}, "launch": 1, "launch": 2}',
+    '{"link": {"latency": 1, "latency": 1}}', '{"link": {"core": "no"}}'])
 def test_files_that_are_no_cost_model_are_refused_by_name(tmp_path, text):
     path = tmp_path / "cost.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
