@@ -100,7 +100,7 @@ def _texts(model: Module, optimizer: Optimizer | None, step: int, loader: Loader
                               "has used")
     place = {"format": FORMAT, "step": index(step), "seed": random.current_seed(),
              "optimizer": None if optimizer is None else type(optimizer).__name__,
-             "loader": None if loader is None else {"state": loader.state(), **_identity(loader)},
+             "loader": loader and {"state": loader.state(), **{key: getattr(loader, key) for key in IDENTITY}},
              **({} if test is None else {"test": {name: float(value) for name, value in test.items()}})}
     texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
              **{f"about {name}": text for name, text in (about or {}).items()}}
@@ -141,8 +141,8 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     if loader is not None:
         if about.loader is None:
             raise CheckpointError(f"{file} does not say its place in the data")
-        for key, value in _identity(loader).items():
-            _fits(file, f"data {key}", about.loader.get(key), value)
+        for key in IDENTITY:
+            _fits(file, f"data {key}", about.loader.get(key), getattr(loader, key))
         scaling = _standardize(loader)
         if scaling.keys() != scales.keys() or any(not np.array_equal(scaling[name], scales[name]) for name in scaling):
             ours, theirs = ("standardised" if own else "as they are" for own in (scaling, scales))
@@ -216,17 +216,20 @@ def place_of(path: str | Path) -> Path:
     path, file = Path(path), file_of(path)
     if path == file or os.path.exists(path / INDEX):
         return path
-    newest = max(steps_of(path), default=None)
+    newest = max(steps_of(path), default=None, key=step_of)
     if newest is None and not os.path.exists(file):  # a folder without an index says so
-        return max((found for found in path.glob("step-*/") if STEP.fullmatch(found.name)), default=file)
-    if newest is None or (os.path.exists(file) and _opened(file)[0].step > int(newest.name.rpartition("-")[2])):
-        return file
-    return newest
+        return max((found for found in path.glob("step-*/") if STEP.fullmatch(found.name)), default=file, key=step_of)
+    return file if newest is None or (os.path.exists(file) and _opened(file)[0].step > step_of(newest)) else newest
 
 
 def steps_of(folder: Path) -> list[Path]:
     """The checkpoints in a run's directory that ranks have written."""
     return [found for found in folder.glob("step-*") if STEP.fullmatch(found.name) and os.path.exists(found / INDEX)]
+
+
+def step_of(saved: Path) -> int:
+    """The step in the name of a checkpoint."""
+    return int(saved.stem.rpartition("-")[2])
 
 
 def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
@@ -242,10 +245,6 @@ def _standardize(loader: Loader | None) -> dict[str, Any]:
     """By which mean and deviation the data are standardised, by name; none if they are as stored."""
     scaling = None if loader is None else loader.scaling
     return {} if scaling is None else dict(zip(STANDARDIZE, (scaling.mean, scaling.std), strict=True))
-
-
-def _identity(loader: Loader) -> dict[str, Any]:
-    return {key: getattr(loader, key) for key in IDENTITY}
 
 
 def _fits(file: Path, what: str, there: Any, here: Any) -> None:

@@ -81,7 +81,8 @@ class Keeper:
             return  # the folder has other things
         if not one:
             self.file.unlink(missing_ok=True)
-        kept = sorted(f for f in self.folder.iterdir() if re.fullmatch(r"step-\d{8,}(\.safetensors)?", f.name))
+        kept = [f for f in self.folder.iterdir() if re.fullmatch(r"step-\d{8,}(\.safetensors)?", f.name)]
+        kept.sort(key=lambda f: (checkpoint.step_of(f), f.name))
         stay = {*kept[-self.last :]} if self.last else {f for f in kept if f == saved or f.is_file()}
         good = self.folder / (self.folder / GOOD).resolve().name  # the folder may be given relative to another
         for old in {*kept} - stay - {good}:

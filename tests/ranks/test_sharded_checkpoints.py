@@ -298,7 +298,7 @@ def test_what_a_killed_run_has_left_is_removed_and_the_old_one_counts(tmp_path: 
 @pytest.mark.parametrize("relative", [pytest.param(False, marks=pytest.mark.wide), True])
 def test_the_last_ones_and_the_best_stay(relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 1.5}
+    losses = {1: 3.0, 2: 1.0, 3: 2.0, 99_999_999: 2.5, 100_000_000: 1.5}  # which are sorted as numbers, not as text
 
     def save(trainer: Any, **more: Any) -> None:
         keeps = Keeper("." if relative else tmp_path, last=2, schedules=False)
@@ -307,8 +307,8 @@ def test_the_last_ones_and_the_best_stay(relative: bool, tmp_path: Path, monkeyp
 
     trained("data", save)
     names = {f.name for f in tmp_path.iterdir()}
-    assert names == {"step-00000002", "step-00000004", "step-00000005", keeper.GOOD}
-    assert checkpoint.peek(tmp_path).step == 5
+    assert names == {"step-00000002", "step-99999999", "step-100000000", keeper.GOOD}
+    assert checkpoint.peek(tmp_path).step == 100_000_000
     assert checkpoint.peek(tmp_path / keeper.GOOD).step == 2
 
 
