@@ -174,9 +174,9 @@ def simulate(arguments: Any) -> int:
         found = figures | {"steps": columns}, lambda made: f"{plain(made)}\n\n{hints.text(columns)}"
     if found is None:
         timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes, default=0), work=_work(made))
-        found = ({"predicted_step_ms": round(made.predicted_step_ms, 4), **timeline.summary(),
-                  "remarks": [*made.remarks]}, lambda made: timeline.report(show.width()))
-    record, text = found
+        found = ({"predicted_step_ms": round(made.predicted_step_ms, 4), **timeline.summary()},
+                 lambda made: timeline.report(show.width()))
+    record, text = {**found[0], "remarks": [*made.remarks]}, found[1]
     _draw(arguments, made, record)
     return show.emit(arguments, record, lambda: text(made))
 

@@ -214,6 +214,7 @@ def test_a_saved_order_for_older_weights_says_that_prices_are_of_the_newest(name
         code, _, err = run(capsys, verb, *own, *shape)
         assert code == 0
         assert (f"{name} made this order, for older weights" in err) == (name != "zb_h1"), verb
+        assert bool(run_json(capsys, verb, *own, *shape)[1]["remarks"]) == (name != "zb_h1"), verb
 
 
 def test_a_scheduler_of_ones_own_keeps_its_defaults(capsys, tmp_path):
