@@ -268,7 +268,7 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
                 lines = as_order_lines([*zip(*orders, strict=True)])
                 write_atomic(arguments.log_order, "".join(f"{line}\n" for line in lines))
             if arguments.trace:
-                show.write_trace(timeline, arguments.trace, arguments.trace_factor)
+                show.write_trace(timeline, arguments.trace, arguments.trace_factor, ran=True)
             if arguments.html:
                 show.write_page(arguments, record, [Shown.of(plan, timeline)], curves=_curves(trainer, metrics, steps))
         finally:

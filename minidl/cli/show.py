@@ -65,11 +65,16 @@ def check_outputs(arguments: Any) -> None:
         Target.of(arguments.status)
 
 
-def write_trace(timeline: Timeline, path: str, factor: float | None) -> None:
-    """Writes a timeline in the form of the file's suffix; `factor`: of a Chakra trace's times."""
+def write_trace(timeline: Timeline, path: str, factor: float | None, ran: bool = False) -> None:
+    """Writes a timeline in the form of the file's suffix; `factor`: of a Chakra trace's times. What `ran` is gone if it
+    is not written, so that a larger factor is taken if it is needed."""
     if path.endswith(CHAKRA):
         from ..core import chakra
 
+        least, fits = chakra.fitting(timeline, factor)
+        if ran and fits != factor:
+            note(f"{path}: a task took {least:.3g} us, and Chakra has whole ones, so times are multiplied by {fits}")
+            factor = fits
         chakra.save(timeline, path, factor)
     else:
         timeline.save(path)

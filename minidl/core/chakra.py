@@ -128,15 +128,21 @@ def on_all_ranks(timeline: Timeline, ranks: int) -> Timeline:
                    arrived=None if t.arrived is None else again(t.arrived))
 
 
+def fitting(t: Timeline, factor: float | None) -> tuple[float, float | None]:
+    """The microseconds of the shortest task with this factor; and this factor, or a larger one if those are below 1."""
+    least = min((x for x in (t.durations[t.tasks] * UNITS.get(t.unit, 1.0)).tolist() if x > 0), default=1.0)
+    short = least * (factor or 1.0)
+    return short, factor if short >= 1 else 10 ** math.ceil(math.log10(10 / least))
+
+
 def _scale(t: Timeline, factor: float | None) -> float:
     """Microseconds of the file for one unit of the timeline."""
     scale = UNITS.get(t.unit, 1.0) * (factor or 1.0)
-    least = min((x for x in (t.durations[t.tasks] * scale).tolist() if x > 0), default=1.0)
     if max(t.end[t.tasks].tolist(), default=0) * scale >= LONGEST:
         raise ValueError(f"a time is above {LONGEST:.0e} us, the longest that is exact in a Chakra trace; give a "
                          "smaller --trace-factor")
-    if least < 1:
-        ask = 10 ** math.ceil(math.log10(10 / least) + math.log10(factor or 1.0))
+    least, ask = fitting(t, factor)
+    if ask != factor:
         raise ValueError(f"a task takes {least:.3g} us, and a Chakra trace has whole microseconds; give --trace-factor "
                          f"{ask}, by which all times are multiplied")
     return scale
@@ -247,8 +253,8 @@ def _node(number: int, name: str, kind: int, after: Iterable[int], needs: Iterab
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def load(paths: Sequence[str | Path]) -> Timeline:
-    """The timeline of files that `save` wrote, `NAME.{rank}.et`; under other names, in the order of ranks. Times are as
-    in the files. Raises ValueError for other files, OSError for those that cannot be read."""
+    """The timeline of files that `save` wrote, `NAME.{rank}.et`; under other names, in the order of ranks. Times are
+    those of the files over their factor. Raises ValueError for other files, OSError for those that cannot be read."""
     rows, edges, lanes = list[tuple[Any, ...]](), list[tuple[int, int]](), list[Lane]()
     ends: tuple[dict[int, list[int]], ...] = defaultdict(list), defaultdict(list)  # by tag: the makers, the readers
     named = grouped((int(found[1]), path) for path in paths if (found := re.search(r"\.([0-9]{1,5})\.et$", str(path))))
@@ -264,8 +270,8 @@ def load(paths: Sequence[str | Path]) -> Timeline:
                 if "task" in node["attr"]:
                     at[number] = len(rows)
                     lane = lane_of[node["attr"]["lane"]]
-                    rows.append((parse_task(node["attr"]["task"]), lane, node[6], node[6] + node[7],
-                                 node["attr"].get("comm_size", 0)))
+                    begin, end = (time / (about["factor"] or 1.0) for time in (node[6], node[6] + node[7]))
+                    rows.append((parse_task(node["attr"]["task"]), lane, begin, end, node["attr"].get("comm_size", 0)))
             for number, node in nodes.items():
                 here, tag = at.get(number), node["attr"].get("comm_tag")
                 edges += [(at[d], here) for d in node["needs"] if here is not None and d in at]

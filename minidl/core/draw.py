@@ -45,8 +45,7 @@ PALETTE = {
     "wait": ("#9aa1a9", "wait"),
 }
 WIDTH = 1200  #: the width of a timeline in pixels; a grid is as wide as its cells need, at most 1.5 times this
-_FONT = 10.5
-_CHARACTER = 0.61 * _FONT  # the advance of common monospaced fonts
+_CHARACTER = 0.61 * 10.5  # the advance of common monospaced fonts of 10.5 pixels
 _THIN = 1.5  # pixels below which slices merge
 _STYLE = """
 text{font:10.5px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace}

@@ -147,15 +147,6 @@ def _exact(value: Any) -> Decimal | None:
     return None
 
 
-def _rank(path: str | Path, value: Any) -> int | None:
-    if value is None:
-        return None
-    rank = _exact(value)
-    if rank is None or not 0 <= int(rank) < MOST_LANES:
-        raise ValueError(f"{path}: rank {str(value)[:40]!r} is not one from 0 to {MOST_LANES - 1}")
-    return int(rank)
-
-
 def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[str, ...], str], int | None] | None:
     """The slices of a file, by thread and begin, those that contain others first; the names of its processes and
     threads; and its rank, if it says one. None for a trace of minidl."""
@@ -196,7 +187,11 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
             s.call = ""
     names = {_thread(e)[:1 + (e["name"] == "thread_name")]: _text(_dict(e.get("args")).get("name"))
              for e in events if e.get("ph") == "M" and e.get("name") in ("process_name", "thread_name")}
-    return found, names, _rank(path, _dict(head.get("distributedInfo")).get("rank"))
+    told = _dict(head.get("distributedInfo")).get("rank")
+    rank = None if told is None else _exact(told)
+    if told is not None and (rank is None or not 0 <= int(rank) < MOST_LANES):
+        raise ValueError(f"{path}: rank {str(told)[:40]!r} is not one from 0 to {MOST_LANES - 1}")
+    return found, names, None if rank is None else int(rank)
 
 
 def _slice(e: dict[str, Any], until: Any, base: int, lost: list[str], *, absolute: bool = False) -> Iterator[_Slice]:

@@ -88,8 +88,8 @@ def test_a_timeline_comes_back(tmp_path_factory, plan: Plan):
                  None if r in pairs else round(float(t.start[r]) * scale)) for r in t.tasks.tolist()}
 
     alone = {x[2] for x in told(t, 1.0) if x[3] is not None}
-    assert {(*x[:3], x[3] if x[2] in alone else None) for x in told(again, 1.0)} == told(t, 1000.0)
-    assert again.makespan == pytest.approx(1000 * t.makespan, abs=2 * len(t.tasks))
+    assert {(*x[:3], x[3] if x[2] in alone else None) for x in told(again, 1000.0)} == told(t, 1000.0)
+    assert 1000 * again.makespan == pytest.approx(1000 * t.makespan, abs=2 * len(t.tasks))
     edges = {(t.name(a), t.name(b)) for a, b in t.edges.tolist()}
     assert {(again.name(a), again.name(b)) for a, b in again.edges.tolist()} == edges
 
@@ -175,7 +175,7 @@ def test_files_have_the_ranks_of_their_names(tmp_path):
     assert {lane.rank: lane for lane in back.lanes} == dict(enumerate(t.lanes))
     for rank in range(12):
         starts = [sorted(x.start[x.tasks][x.rank_of_each[x.tasks] == rank].tolist()) for x in (t, back)]
-        assert starts[0] == pytest.approx([start / 1000 for start in starts[1]])
+        assert starts[0] == pytest.approx(starts[1])
     assert {lane.rank for lane in chakra.load([tmp_path / "t.11.et", tmp_path / "t.3.et"]).lanes} == {3, 11}
     for name in ("a.et", "b.99999999999999999999.et"):
         (tmp_path / name).write_bytes((tmp_path / "t.7.et").read_bytes())
@@ -217,6 +217,11 @@ def test_on_the_command_line(tmp_path, capsys):
     assert (found["tasks"], found["makespan"], found["predicted"]) == (18, 10, True)
     assert main(["train", "--model", "mlp", "--steps", "1", "--trace", str(tmp_path / "run.et"),
                  "--trace-factor", "1000"]) == 0
+    capsys.readouterr()
+    assert run_json(capsys, "report", str(tmp_path / "run.0.et"))[1]["makespan"] < 1e6, "without the factor"
+    assert main(["train", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "1", "--steps", "1",
+                 "--trace", str(tmp_path / "run.et")]) == 0, "what ran once is written, with a factor"
+    assert "us, and Chakra has whole ones, so times are multiplied by 1" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "run.0.et")]) == 0
     assert main(["plan", "--model", "mlp", "--format", "torch", "--save", str(tmp_path / "x")]) == 2
     assert main(["train", "--model", "mlp", "--steps", "1", "--trace", str(tmp_path / "no.txt")]) == 2
