@@ -232,8 +232,7 @@ def _axis(left: float, top: float, bottom: float, width: float, span: float, sca
 
 def _merged(slices: Iterable[_Slice], scale: float) -> list[_Slice]:
     """Merges thin neighbours into one slice, in which each colour is as high as its share of the time."""
-    out: list[_Slice] = []
-    run: list[_Slice] = []
+    out, run = list[_Slice](), list[_Slice]()
 
     def flush() -> None:
         if len(run) > 1:

@@ -121,8 +121,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     action = spread(tasks, np.repeat(np.arange(len(first)), size), len(t), -1)
     producer, arrivals = t.last_arrival
     time = dict.fromkeys([*_KINDS, "transfer", "gap"], 0.0)
-    way: list[int] = []
-    seen: set[int] = set()
+    way, seen = list[int](), set[int]()
     at = int(tasks[np.argmax(t.end[tasks])])
     upto = float(t.end[at])  # the time after this is accounted for
     while True:

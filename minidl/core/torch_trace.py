@@ -160,9 +160,7 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
     if (number := _exact(began)) is None:
         raise ValueError(f"{path}: baseTimeNanoseconds: {str(began)[:40]!r} is not a number")
     base = int(number)
-    lost: list[str] = []
-    found: list[_Slice] = []
-    pairs: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    lost, found, pairs = list[str](), list[_Slice](), defaultdict[tuple[str, str], list[dict[str, Any]]](list)
     for e in events:
         if e.get("ph") == "X" and e.get("cat") != "Trace":  # the time in which a profiler of PyTorch was on
             found += _slice(e, e.get("dur", 0), base, lost)
@@ -214,8 +212,7 @@ def _pairs(events: list[dict[str, Any]], base: int, lost: list[str]) -> Iterator
     depths = [*accumulate(1 if e["ph"] == "B" else -1 for e in events)]
     if min(depths) < 0 or depths[-1]:
         events.sort(key=lambda e: _exact(e.get("ts")) or 0)
-    stack: list[dict[str, Any]] = []
-    begun: Counter[str] = Counter()
+    stack, begun = list[dict[str, Any]](), Counter[str]()
     for e in events:
         name = _text(e.get("name"))
         if e["ph"] == "B":
@@ -239,8 +236,7 @@ def _tasks(slices: list[_Slice], names: dict[tuple[str, ...], str]) -> Iterator[
     threads = grouped((s.thread, s) for s in slices)
     streams = {thread[0] for thread in threads if names.get(thread, "").startswith("Stream")}
     work = any(s.works for s in slices)
-    kernels: list[_Slice] = []
-    hosts: dict[tuple[str, str], list[_Slice]] = {}
+    kernels, hosts = list[_Slice](), dict[tuple[str, str], list[_Slice]]()
     for thread, own in threads.items():
         _tell(own)
         device, name = names.get(thread[:1], ""), names.get(thread, "")
@@ -260,8 +256,7 @@ def _tasks(slices: list[_Slice], names: dict[tuple[str, ...], str]) -> Iterator[
         s.lane = f"device {s.thread[0]} stream {s.thread[1]}"
         s.kind = launch.get(s.call, Kind.F)
     yield from kernels
-    several = len({process for process, _ in hosts}) > 1
-    used: Counter[str] = Counter()
+    several, used = len({process for process, _ in hosts}) > 1, Counter[str]()
     for thread, found in hosts.items():
         name = names.get(thread, "")
         lane = f"thread {thread[1]}" if not name or name.startswith("thread") else name
@@ -299,8 +294,7 @@ def _outermost(slices: Iterable[_Slice]) -> Iterator[_Slice]:
 
 def _alone(slices: list[_Slice]) -> Iterator[_Slice]:
     """The stretches in which each function of a thread runs itself, and none that it calls."""
-    around: list[_Slice] = []
-    at = 0
+    around, at = list[_Slice](), 0
 
     def until(time: int) -> Iterator[_Slice]:
         nonlocal at
@@ -338,8 +332,7 @@ def _launches(slices: list[_Slice], tasks: list[_Slice]) -> Iterator[Edge]:
     hosts = grouped((s.thread, s) for s in tasks)
     starts = {thread: [s.start for s in own] for thread, own in hosts.items()}
     kernels = sorted((s for s in tasks if s.on_device and s.call), key=lambda s: s.end)
-    ends = [s.end for s in kernels]
-    launched: dict[str, tuple[_Slice, int]] = {}
+    ends, launched = [s.end for s in kernels], dict[str, tuple[_Slice, int]]()
     posted: list[tuple[int, _Slice, int]] = []  # calls that hand a collective or a message to gloo
     for s in slices:
         if s.on_device or s.thread not in hosts:
@@ -394,10 +387,21 @@ def _matches(tasks: list[_Slice], notes: list[str]) -> Iterator[tuple[_Slice, ..
         fewest, most = (of(map(len, ranks.values())) for of in (min, max))
         together = list(zip(*ranks.values(), strict=True) if fewest == most else _at_once(list(ranks.values())))
         same = next((i for i, each in enumerate(together) if len({_what(s) for s in each}) > 1), len(together))
+        if group[0].startswith("gloo:") and _TOGETHER.search(group[0]) and not _of_all(together):
+            same, group = 0, (f"{group[0]} (gloo does not say which ranks it has)",)
         yield from together[:same]
         if same < most:
             notes.append(f"the ranks differ in the collectives of group {' '.join(filter(None, group)) or 'nccl'}: "
                          f"{same} of {most} are matched")
+
+
+def _of_all(together: list[tuple[_Slice, ...]]) -> bool:
+    """Whether all ranks are at one time in 9 of 10 of these collectives, if clocks that differ are moved."""
+    ends = [[s.end for s in own] for own in zip(*together, strict=True)]
+    apart = [median_low(map(int.__sub__, own, ends[0])) for own in ends]
+    moved = [zip(*((s.start - by, s.end - by) for s, by in zip(each, apart, strict=True)), strict=True)
+             for each in together]
+    return 10 * sum(max(begin) <= min(end) for begin, end in moved) >= 9 * len(together)
 
 
 def _at_once(ranks: list[list[_Slice]]) -> Iterator[tuple[_Slice, ...]]:
@@ -416,8 +420,7 @@ def _at_once(ranks: list[list[_Slice]]) -> Iterator[tuple[_Slice, ...]]:
 def _align(slices: Iterable[_Slice], matches: list[tuple[_Slice, ...]], notes: list[str]) -> None:
     """Moves the times of ranks whose clocks disagree, so that the collectives that all leave together end together; the
     clocks disagree if one ended on some rank before it began on another."""
-    apart: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    wrong: set[int] = set()
+    apart, wrong = defaultdict[int, dict[int, list[int]]](lambda: defaultdict(list)), set[int]()
     for first, *others in matches:
         if _TOGETHER.search(_what(first)):
             for s in others:
@@ -425,7 +428,7 @@ def _align(slices: Iterable[_Slice], matches: list[tuple[_Slice, ...]], notes: l
                 apart[s.rank][first.rank].append(s.end - first.end)
             if min(s.end for s in (first, *others)) < max(s.start for s in (first, *others)):
                 wrong.add(first.rank)
-    move: dict[int, int] = {}
+    move, times = dict[int, int](), defaultdict[int, list[int]](list)
     for root in sorted(apart):
         if root not in move:
             own, way = {root: 0}, [root]
@@ -435,7 +438,6 @@ def _align(slices: Iterable[_Slice], matches: list[tuple[_Slice, ...]], notes: l
                         own[b] = own[a] + median_low(differences)
                         way.append(b)
             move |= dict.fromkeys(own, 0) if wrong.isdisjoint(own) else own
-    times: dict[int, list[int]] = defaultdict(list)
     for s in slices:
         s.start, s.end = s.start + move.get(s.rank, 0), s.end + move.get(s.rank, 0)
         times[s.rank] += s.start, s.end

@@ -440,6 +440,16 @@ def test_sums_of_gloo_meet_and_depend_on_the_calls_that_post_them(tmp_path):
     assert path == ["aten::linear", "c10d::allreduce_", "gloo:all_reduce"]
 
 
+def test_sums_of_gloo_in_groups_of_some_ranks_are_not_matched(tmp_path):
+    """Rows and columns of a mesh of 2 x 2 sum alike; gloo does not say who sums with whom."""
+    ends = [(60, 260), (60, 400), (160, 260), (160, 400)]
+    every = [[{**call("gloo:all_reduce", end - 50, 50, cat="user_annotation"), "tid": 20,
+               "args": {"Input Dims": [[4]], "Input type": ["float"]}} for end in own] for own in ends]
+    t = load_torch(of_ranks(tmp_path, *every))
+    assert sorted((int(t.start[r]), int(t.end[r])) for r in t.tasks) == sorted((e - 60, e - 10) for e in sum(ends, ()))
+    assert any("gloo:all_reduce (gloo does not say which ranks it has): 0 of 2" in line for line in t.meta["notes"])
+
+
 def test_messages_of_gloo_last_beside_the_calls_of_their_thread(tmp_path):
     """As torch 2.13 writes them: in the row of the thread that posts them, until they have arrived, without ranks."""
     def message(what: str, ts: float, dur: float) -> list[dict[str, Any]]:
