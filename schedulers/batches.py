@@ -9,7 +9,7 @@ import numpy as np
 from ..core.columns import Ints, grouped
 from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
-from ..core.tasks import Kind
+from ..core.tasks import Kind, unpack
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Batches:
         draws = (graph.kind == Kind.F) | ((graph.kind == Kind.Q) & (graph.micro_batch > 0))
         used = graph.reads.ids[draws[graph.reads.row_of_each()]]  # a counter of dropout or dither
         if (any(graph.kind[t] != Kind.F for t in apart) or {*graph.micro_batch[changing].tolist()} != {*batch}
-                or np.isin(used, counts).any()):
-            raise Refused(name, "each micro-batch needs an update of its own, and nothing else of the others",
-                          "record the step so, of a network without time steps and dropout, without dither and lag")
+                or np.isin(used, counts).any() or unpack(graph.keys).part[changing].any()):
+            raise Refused(name, "each micro-batch needs an update of its own as a whole, and nothing else of others",
+                          "record it so, of a network without time steps and dropout, whole, without dither and lag")
         return cls(forward, [_updated_at_once(graph, tasks) for tasks in work], sorted(apart))
 
 
