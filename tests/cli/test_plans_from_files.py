@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pipelines
 import pytest
-from command_line import reported
+from command_line import reported, run_json
 from helpers import PATIENCE, deadline
 
 from minidl import schedulers
@@ -143,12 +143,13 @@ def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
 @pytest.mark.parametrize(("flag", "value"), [("--recompute", "all"), ("--recompute", "1,3"), ("--split", "2"),
                                              ("--split", "auto")])
 def test_what_a_plan_says_itself_is_no_choice(flag, value, saved, capsys):
-    """It was ignored without a word. Beside a policy it is for the policy; a value that asks for nothing may stay."""
+    """It was ignored without a word. Beside a policy it is for the policy, and in parts bits may differ; a value that
+    asks for nothing may stay."""
     path = saved("--scheduler", "multi_stream")
     for command in (["train", *RUN, "--scheduler", path], ["compare", *RUN, "--schedulers", f"{path},{path}"]):
         said = refused(capsys, *command, flag, value)
         assert said == f"minidl: {flag} has no effect here; it goes with policies; the plan of a file has its own\n"
-    assert reported(capsys, "compare", *RUN, "--schedulers", f"in_order,{path}", flag, value)["arms"]
+    assert run_json(capsys, "compare", *RUN, "--schedulers", f"in_order,{path}", flag, value)[1]["arms"]
     assert reported(capsys, "train", *RUN, "--scheduler", path, flag, "none")
 
 

@@ -265,7 +265,7 @@ class Left:
 
 
 #: what only ranks and their plans know
-OF_RANKS = {"scheduler", "ranks", "options", "recompute", "offload", "split", "saved", "limit"}
+OF_RANKS = {"scheduler", "ranks", "options", "recompute", "offload", "saved", "limit"}
 _left: dict[str, Left] = {}
 
 
@@ -294,7 +294,8 @@ def trained_alone(settings: dict[str, Any], log: Any = ()) -> Left:
         return Left(losses, runs[0][0].tensors())
     if replicas == 1:
         run = Run(settings)
-        execute = ml.SequentialExecutor(run.recorded())
+        # a split step may have other last bits than the whole one
+        execute = ml.SequentialExecutor(ml.plan(run.recorded(), "in_order", split=settings.get("split", 1)).graph)
         for parts in run.batches():
             loss = execute(*parts)
             losses[0] += [] if loss is None else [np.asarray(loss).tobytes()]
