@@ -236,14 +236,14 @@ def scheduler_of(policy: Any, options: Mapping[str, Any], times: bool = False) -
         own = kind_of(policy)
         alone = own == "data" and made_by(policy)[0] is None  # of the graph's own tasks, sums included
         chosen = Scheduler("given", kind or ("none" if alone else own), policy)
-    elif isinstance(policy, str):
-        chosen = find(policy, kind)
+    elif isinstance(policy, str | Path):
+        chosen = find(str(policy), kind)
     elif isinstance(policy, Scheduler):
         chosen = policy
     elif callable(policy):
         chosen = of_function(name_of(policy), policy, kind)
     else:
-        raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
+        raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a plan's schedule")
     if times and not (isinstance(chosen.function, Schedule | Policy)):
         raise PlanError(f"scheduler {chosen.name} is {KINDS[chosen.parallel]}, not {KINDS['pipeline']}")
     known = options if not times else getattr(chosen.function, "options", {})

@@ -20,8 +20,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.columns import Floats, spread
-from ..core.graph import TaskGraph
-from ..core.machine import Machine, PlanError
+from ..core.graph import TaskGraph, check_kinds
+from ..core.machine import Machine, PlanError, is_whole
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind, widths
 from ..passes.boundary import Mask
@@ -36,6 +36,7 @@ CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
 
 def in_order(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None) -> Schedule:
     """Every task on one stream in the order in which it was recorded: the conventional order."""
+    check_kinds(graph=(graph, TaskGraph))
     return Schedule.of(graph, {Lane(0): range(len(graph))})
 
 
@@ -84,8 +85,8 @@ def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> tuple[flo
 
 def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     """Weight gradients and updates on sub streams, as `planned` says, whatever that costs."""
-    if not 2 <= streams <= 1024:
-        raise PlanError(f"multi_stream needs 2 to 1024 streams, not {streams}; one stream is in_order")
+    if not is_whole(streams, 2) or streams > 1024:
+        raise PlanError(f"multi_stream needs 2 to 1024 streams, not {streams!r}; one stream is in_order")
     side, succs = np.isin(graph.kind, [int(Kind.W), int(Kind.U)]), graph.unfenced.succs
     feeds_chain = np.isin(graph.kind[succs.ids], [int(k) for k in CHAIN])
     producer = succs.row_of_each()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.columns import Floats, Ints, spread
-from ..core.graph import TaskGraph
+from ..core.graph import TaskGraph, check_kinds
 from ..core.machine import is_number, is_whole, shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
 from ..system.files import read_json, write_atomic
@@ -178,6 +178,7 @@ class CostModel:
 
     def durations(self, graph: TaskGraph) -> Floats:
         """One duration per task, without launch and sync. Raises CostError if a task's cost is not known."""
+        check_kinds(graph=(graph, TaskGraph))
         time = np.full(len(graph), np.nan)
         if self.source == "analytic":
             time[:] = np.maximum(graph.flops / float(self.kinds["flops_per_us"]),  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 from command_line import SMALL, run
 
 import minidl as ml
+from minidl.core.machine import PlanError
 from minidl.core.schedule import Lane, Schedule
 from minidl.schedulers.saved import slips
 
@@ -41,6 +42,22 @@ def test_a_misspelt_lane_of_an_edited_plan_is_noted(parallel: list[str], capsys:
     assert code == 0
     assert words in err
     assert words in run(capsys, "plan", *SMALL, *parallel, "--scheduler", str(file))[2]
+
+
+def test_a_plan_is_named_by_its_path_and_what_is_none_is_refused(tmp_path: Path) -> None:
+    def step(x: Any) -> Any:
+        return x * 2.0
+
+    graph, file = ml.record(step, np.ones(2, np.float32)), tmp_path / "plan.csv"
+    ml.schedulers.in_order(graph).save(file)
+    assert ml.plan(graph, file).schedule.grid() == ml.plan(graph, str(file)).schedule.grid()
+    with pytest.raises(PlanError, match=r"a scheduler.s name, a function or a plan.s schedule$"):
+        ml.plan(graph, ml.plan(graph, "in_order"))
+    for order in (ml.schedulers.in_order, ml.schedulers.multi_stream, ml.schedulers.multi_region):
+        with pytest.raises(TypeError, match=r"graph is <function .*; it must be a TaskGraph"):
+            order(step)
+    with pytest.raises(PlanError, match=r"needs 2 to 1024 streams, not '2'"):
+        ml.schedulers.multi_stream(graph, streams="2")
 
 
 def test_a_second_rank_on_one_device_says_how_a_stream_is_named() -> None:
