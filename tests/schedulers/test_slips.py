@@ -53,7 +53,7 @@ def test_a_plan_is_named_by_its_path_and_what_is_none_is_refused(tmp_path: Path)
     assert ml.plan(graph, file).schedule.grid() == ml.plan(graph, str(file)).schedule.grid()
     with pytest.raises(PlanError, match=r"a scheduler.s name, a function or a plan.s schedule$"):
         ml.plan(graph, ml.plan(graph, "in_order"))
-    for order in (ml.schedulers.in_order, ml.schedulers.multi_stream, ml.schedulers.multi_region):
+    for order in (ml.schedulers.in_order, ml.schedulers.multi_stream):
         with pytest.raises(TypeError, match=r"graph is <function .*; it must be a TaskGraph"):
             order(step)
     with pytest.raises(PlanError, match=r"needs 2 to 1024 streams, not '2'"):
