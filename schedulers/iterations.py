@@ -230,8 +230,7 @@ def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
     duration = cost.durations(graph) + cost.launch
     talk = np.isin(graph.kind, SUMS)
     lanes = max(1, int(unpack(graph.keys).part[~talk].max(initial=0)))  # each part has one
-    works = ~talk & (graph.kind != Kind.X)
-    best = max(float(duration[talk].sum()), float(duration[works].sum()) / lanes)
+    best = max(float(duration[talk].sum()), float(duration[~talk & (graph.kind != Kind.X)].sum()) / lanes)
     preds, rate = graph.preds.lists(), dict[int, float]()  # buffer -> time of communication per byte
     for t in np.flatnonzero(talk).tolist():
         for b in graph.writes[t].tolist():

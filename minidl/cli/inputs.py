@@ -56,6 +56,8 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
 
     if arguments.costs != "measured":
         cost = unmeasured(arguments.costs)
+        if beyond := cost.beyond(recorded.graph):
+            show.note(f"{arguments.costs} has times of tasks that this step does not have: {', '.join(beyond[:3])}")
     else:
         with show.progress("measuring costs", 1.0) as done:
             cost = recorded.measure(done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,12 +94,8 @@ def given(arguments: Any) -> Problem:
 def machine_of(arguments: Any, capped: bool = True) -> Machine:
     """The machine of the flags; with or without a pipeline's cap and limit."""
     shape = _sums(arguments)
-
-    def collective(sizes: Mapping[int, int]) -> float:
-        return shape.time(sum(sizes.values()))
-
-    return Machine(arguments.ranks or 1, arguments.memory_limit if capped else None,
-                   arguments.activation_cap if capped else None, collective, arguments.replicas)
+    return Machine(arguments.ranks or 1, arguments.memory_limit if capped else None, arguments.activation_cap
+                   if capped else None, lambda sizes: shape.time(sum(sizes.values())), arguments.replicas)
 
 
 def _sums(arguments: Any) -> Collective:

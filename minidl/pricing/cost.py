@@ -235,8 +235,12 @@ class CostModel:
     def by_link(self, graph: TaskGraph) -> Any:
         """Mask of the sends whose duration only the link gives."""
         sends = [int(k) for k in SENDS if k.name not in self.kinds and self.source != "analytic"]
-        named = [_named(name)[0] for name in self.tasks]
-        return np.isin(graph.kind, sends) & ~np.isin(as_recorded(graph.keys), named)
+        return np.isin(graph.kind, sends) & ~np.isin(as_recorded(graph.keys), [_named(name)[0] for name in self.tasks])
+
+    def beyond(self, graph: TaskGraph) -> list[str]:
+        """The names in `tasks` whose unit or micro-batch is beyond those of the graph."""
+        units, batches = int(graph.unit.max(initial=-1)), int(graph.micro_batch.max(initial=-1))
+        return [name for name in self.tasks if (of := unpack(_named(name)[0])).unit > units or of.micro_batch > batches]
 
     def save(self, path: str | Path) -> None:
         """Writes JSON, whole or not at all."""

@@ -33,8 +33,7 @@ def zb_h2(problem: Problem, *, hop: float = 0.0) -> Schedule:
     if not 0 <= hop <= MOST_HOP:
         raise PipelineError(f"zb_h2: hop is {shorten(hop)}; it must be a latency in times of a forward, from 0 to "
                             f"{MOST_HOP}")
-    there_and_back = int(3 + 2 * hop - 1e-9)  # over a link, in forwards, rounded up
-    trip = [s * there_and_back for s in range(problem.ranks)]
+    trip = [s * int(3 + 2 * hop - 1e-9) for s in range(problem.ranks)]  # there and back, in forwards, rounded up
     if trip[-1] >= problem.micro_batches:
         raise PipelineError(f"zb_h2: hop {hop:g} needs at least {1 + trip[-1]} micro-batches for {problem.ranks} "
                             f"ranks, not {problem.micro_batches}")
