@@ -66,8 +66,8 @@ def check_outputs(arguments: Any) -> None:
 
 
 def write_trace(timeline: Timeline, path: str, factor: float | None, ran: bool = False) -> None:
-    """Writes a timeline in the form of the file's suffix; `factor`: of a Chakra trace's times. What `ran` is gone if it
-    is not written, so that a larger factor is taken if it is needed."""
+    """Writes a timeline in the form of the file's suffix; `factor`: of a Chakra trace's times; a larger one is
+    taken if it is needed for a timeline that `ran`, which would be gone."""
     if path.endswith(CHAKRA):
         from ..core import chakra
 

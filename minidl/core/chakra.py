@@ -253,8 +253,8 @@ def _node(number: int, name: str, kind: int, after: Iterable[int], needs: Iterab
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def load(paths: Sequence[str | Path]) -> Timeline:
-    """The timeline of files that `save` wrote, `NAME.{rank}.et`; under other names, in the order of ranks. Times are
-    those of the files over their factor. Raises ValueError for other files, OSError for those that cannot be read."""
+    """The timeline of files that `save` wrote, `NAME.{rank}.et`; under other names, in the order of ranks. Times of
+    files are divided by their factor. Raises ValueError for other files, OSError for those that cannot be read."""
     rows, edges, lanes = list[tuple[Any, ...]](), list[tuple[int, int]](), list[Lane]()
     ends: tuple[dict[int, list[int]], ...] = defaultdict(list), defaultdict(list)  # by tag: the makers, the readers
     named = grouped((int(found[1]), path) for path in paths if (found := re.search(r"\.([0-9]{1,5})\.et$", str(path))))

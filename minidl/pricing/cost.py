@@ -238,7 +238,7 @@ class CostModel:
         return np.isin(graph.kind, sends) & ~np.isin(as_recorded(graph.keys), [_named(name)[0] for name in self.tasks])
 
     def beyond(self, graph: TaskGraph) -> list[str]:
-        """The names in `tasks` whose unit or micro-batch is beyond those of the graph."""
+        """The names in `tasks` whose unit or micro-batch the graph does not reach."""
         units, batches = int(graph.unit.max(initial=-1)), int(graph.micro_batch.max(initial=-1))
         return [name for name in self.tasks if (of := unpack(_named(name)[0])).unit > units or of.micro_batch > batches]
 
