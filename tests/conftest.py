@@ -4,7 +4,7 @@ nothing at random.
 Three environment variables, all set by `.ci/run`. MINIDL_SKIPPED=FILE: the ids of the skipped tests are written there,
 one a line, so that `pytest @FILE` runs them where more is installed. MINIDL_ALL_EXTRAS=1: every extra is installed, so
 a skipped test is a failure, unless it is marked `gpu` or `may_skip`. MINIDL_EXAMPLES=all: hypothesis draws
-as many examples as each test states, not a quarter of them; MINIDL_EXAMPLES=new: other ones each time.
+as many examples as each test states, not a tenth of them; MINIDL_EXAMPLES=new: other ones each time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from traces import no_trace, own_folder
 
 settings.register_profile("minidl", deadline=None, derandomize=os.environ.get("MINIDL_EXAMPLES") != "new",
-                          max_examples=100 if "MINIDL_EXAMPLES" in os.environ else 25,
+                          max_examples=100 if "MINIDL_EXAMPLES" in os.environ else 10,
                           suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("minidl")
 

@@ -98,7 +98,7 @@ def random_plans(count: int, seed: int = 0) -> list[tuple[Schedule, int, int]]:
 
 @pytest.mark.hypothesis
 def test_two_thousand_random_plans_have_equal_verdicts_and_figures(still):
-    """In the browser's engine; a quarter of them in the default run."""
+    """In the browser's engine; a tenth of them in the default run."""
     rng, count = random.Random(1), drawn(2000)
     cases = [(*plan, (rng.choice([1.0, 0.7, 2.5]), rng.choice([1.0, 1.3]), rng.choice([1.0, 0.4]),
                       rng.choice([0.0, 0.0, 0.25, 3.0]))) for plan in random_plans(count)]
@@ -195,6 +195,7 @@ def test_every_other_order_is_the_same_for_all_times_or_is_said_to_be_searched(s
             assert ordered(name, *numbers, some_times(rng)) == build.order(name, *numbers), (name, key)
 
 
+@pytest.mark.slow
 def test_the_page_orders_for_the_times_and_says_for_which(tab, tmp_path, capsys):
     for name in ("fast_forward_greedy", "modulo_greedy"):
         tab.select_option("#policy", name)
@@ -227,6 +228,7 @@ def test_files_that_are_no_plans_are_refused(tab):
         assert said.startswith("this file cannot be read: "), text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [["--scheduler", "pipedream"], ["--order", "hint"]])
 def test_the_notes_of_a_saved_plan_are_no_tasks(flags, still, tmp_path):
     path = tmp_path / "plan.csv"
