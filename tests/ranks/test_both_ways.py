@@ -108,6 +108,7 @@ def test_groups_of_micro_batches_add_up_in_their_order():
     assert sorted(layer.weight.uses) == [(0, 0), (0, 1)]
 
 
+@pytest.mark.slow
 @under_mpi
 def test_over_mpi():
     code, record, errors = command(2, *FLAGS, "--lr", "0.05", "--parallel", "pipeline", "--scheduler", "dualpipe",
@@ -146,6 +147,7 @@ def test_a_running_loss_over_both_halves_names_its_cure(scheduler):
     assert ml.plan(summed(by_halves=True), scheduler, machine=ml.Machine(2)).ranks == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("first", "then"), [("chimera", "gpipe"), ("gpipe", "chimera")])
 def test_a_run_goes_on_only_in_the_same_order_of_addition_unless_asked(first, then, tmp_path, capsys):
     made = ["train", "--model", "mlp", "--model-arg", "hidden=8", "--model-arg", "layers=3", "--parallel", "pipeline",

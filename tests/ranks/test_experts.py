@@ -54,13 +54,13 @@ def over(**more: Any) -> dict[str, Any]:
     return {**OVER, **more}
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_leave_the_bits_of_one_process(name: str) -> None:
     check(over(**CASES[name]))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheduler", DATA)
 @pytest.mark.parametrize("more", [{}, {"clip": 0.05, "replicas": 3}, {"micro_batches": 2}])
 def test_every_policy_leaves_them(scheduler: str, more: dict[str, Any]) -> None:

@@ -268,6 +268,7 @@ def test_ranks_under_mpi_have_the_bits_of_threads(capsys: Any) -> None:
     assert found["params_sha256"] == wanted["params_sha256"]
 
 
+@pytest.mark.slow
 @under_mpi
 def test_threads_repeat_a_run_on_the_real_clock_under_mpi(capsys: Any, tmp_path: Any) -> None:
     log = str(tmp_path / "log.jsonl")

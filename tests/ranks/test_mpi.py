@@ -74,6 +74,7 @@ def alone(capsys):
 
 
 # --------------------------------------------------------------------------------------------------------------- bits
+@pytest.mark.slow
 def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit(alone):
     wanted = alone("--micro-batches", "2")
     found = record(run(2, *parallel("reverse_first_k", "--k", "2")))
@@ -111,6 +112,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="CUDA kernels are not run on the CPU: g++ is not installed")
 def test_two_ranks_on_cuda_without_a_gpu():
     """On a runtime of the CPU, so that all but the GPU is real: each rank takes its own device,
@@ -222,6 +224,7 @@ UNLIKE = [(["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
           (["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("flags", "says"), UNLIKE[2:4])
 def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
     """Also what one rank alone was told, before others wait for it."""
@@ -327,6 +330,7 @@ def test_who_starts_mpi_ends_it():
     assert ([found["ranks"] for found in runs], total) == ([2, 2], 2)
 
 
+@pytest.mark.slow
 def test_mpi_that_has_ended_is_told():
     done = run(2, *patched(TWICE.format(first="")))
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]

@@ -309,6 +309,7 @@ def test_all_reduces_of_replicas_have_a_price(capsys):
     assert found["needs"] == ["0B3"]
 
 
+@pytest.mark.slow
 @under_mpi
 def test_a_run_goes_on_on_another_grid(tmp_path, capsys):
     """Two replicas of two ranks, then two data-parallel ranks of MPI, then two replicas of three."""

@@ -35,7 +35,7 @@ def read(text: str, folder: Path, **options: Any) -> Any:
     return plan(found, **options)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "shard"), [
     *zip(NAMES[:4], ("1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=0"), strict=True),
     ("zb_h1", "3"), ("interleaved_zb", "3,prefetch=0,keep=none"), ("looped_bfs", "3,prefetch=1,keep=0")])
@@ -63,6 +63,7 @@ SHARDS = ["0", "1", "2,prefetch=1", "3,prefetch=0,keep=none", "3,prefetch=2,keep
 MORE = [[], ["--optimizer", "adamw", "--clip", "1"], ["--recompute", "all"]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.wide] * (seed > 2)) for seed in range(40)])
 def test_every_grid_that_is_written_comes_back(seed: int, capsys: Any, tmp_path: Path) -> None:
     """With equal order and places: with the same --shard, without, and without replicas."""

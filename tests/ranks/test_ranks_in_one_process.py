@@ -43,6 +43,7 @@ def test_as_many_ranks_measure_costs_as_there_are_cores(capsys, monkeypatch, cor
 DATA = ["--parallel", "data", "--ranks", "2", "--scheduler", "fifo"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("flags", "others"), [
     (PIPELINE, []), ([*PIPELINE[:-1], "interleaved"], []), ([*PIPELINE, "--replicas", "2"], DATA),
     ([*DATA[:-1], "priority"], [*DATA[:-1], "barrier"])], ids=" ".join)

@@ -50,49 +50,49 @@ def of(name: str, **more: Any) -> dict[str, Any]:
 
 #: what is shown -> (how many of its cases the default run has, the cases, of which some that have all pairs of choices)
 CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
-    "orders": (2, [of(n, ranks=p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)]),
-    "both ways": (2, [of(name, ranks=ranks, micro_batches=m, **more)
+    "orders": (1, [of(n, ranks=p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)]),
+    "both ways": (1, [of(name, ranks=ranks, micro_batches=m, **more)
                       for name, ranks, m in (("chimera", 2, 4), ("chimera", 4, 4), ("chimera", 4, 8),
                                              ("dualpipe", 2, 4), ("dualpipe", 4, 8))
                       for more in ({}, {"optimizer": "adam", "clip": ALWAYS}, {"norm": True})]),
-    "clipped on all steps, on some, on none": (2, [
+    "clipped on all steps, on some, on none": (1, [
         of(n, ranks=p, clip=clip, optimizer=optimizer) for n, p in (
             ("gpipe", 2), ("one_f_one_b", 4), ("zb_h1", 3), ("zb_h1", 4), ("interleaved", 2), ("modulo", 2),
             ("zb_v", 3), ("hanayo", 2)) for optimizer in ("sgd", "adam") for clip in (ALWAYS, SOMETIMES, 1e9)]),
-    "steps that one process skips": (2, [
+    "steps that one process skips": (1, [
         of(n, ranks=p, scaled=True, bad=bad, optimizer=optimizer, clip=clip) for n, p in (
             ("gpipe", 2), ("zb_h1", 3), ("one_f_one_b", 4), ("interleaved", 2), ("zb_v", 2))
         for bad in ((1,), (), (0,), (0, 2), (1, 2), (2,)) for optimizer in ("adam", "sgd") for clip in (None, ALWAYS)]),
-    "steps that replicas skip, since a gradient is not finite on one of them": (2, product(
+    "steps that replicas skip, since a gradient is not finite on one of them": (1, product(
         scheduler=["barrier", "buckets", "priority", "reverse_first_k", "dear"], ranks=[1], replicas=[2],
         micro_batches=[2], network=["mlp"], scaled=[True], bad=[(1,)], optimizer=["sgd", "adam"],
         clip=[None, ALWAYS])),
-    "weights of several stages": (3, [
+    "weights of several stages": (2, [
         *(of(n, ranks=p, network=network, **more) for network in ("transposed", "everywhere") for n, p in (
             ("gpipe", 2), ("gpipe", 4), ("one_f_one_b", 2), ("one_f_one_b", 3), ("zb_h1", 4), ("interleaved", 2),
             ("interleaved", 4), ("fast_forward", 2), ("fast_forward", 3), ("chimera", 2), ("chimera", 4), ("modulo", 2),
             ("zb_v", 4), ("hanayo", 2)) for more in ({"optimizer": "sgd", "clip": ALWAYS}, {"optimizer": "adam"},
                                         {"optimizer": "adamw", "clip": ALWAYS})),
         of("no_overlap", ranks=1, replicas=2, micro_batches=1, network="transposed")]),
-    "results that go to several ranks, or come to one": (2, [
+    "results that go to several ranks, or come to one": (1, [
         *(of(n, ranks=p, network=network) for network, p in (("over a stage", 3), ("to every stage", 4),
                                                              ("to every stage", 3))
           for n in ("gpipe", "one_f_one_b", "zb_h1", "fast_forward")),
         *(of(n, network="within chunks") for n in ("looped_bfs", "interleaved", "interleaved_zb"))]),
-    "forwards and backwards of a layer on two ranks": (2, [
+    "forwards and backwards of a layer on two ranks": (1, [
         of("roundpipe", ranks=p, **more) for p in (2, 3, 4) for more in (
             {**MIXED, "optimizer": "adam", "clip": SOMETIMES}, {**MIXED, "recompute": "all", "saved": True},
             {"tied": True, "clip": ALWAYS}, {"network": "everywhere", "optimizer": "adamw", "clip": ALWAYS},
             {"network": "to every stage"}, {"micro_batches": 2}, {"options": {"chunks": 2}, "saved": True},
             {"replicas": 2, **MIXED}, {"replicas": 2, "shard": "2,prefetch=1", "tied": True}, {"split": 2},
             {"scaled": True, "bad": (1,)}, {"offload": "all", "optimizer": "adam"})]),
-    "weights that are fetched": (2, [
+    "weights that are fetched": (1, [
         of(n, offload="weights", **more) for n, m in (("roundpipe", {"ranks": 3}), ("roundpipe", {"ranks": 2}), (
             "looped_bfs", {"ranks": 2}), ("chimera", {"ranks": 2, "groups": 2})) for more in (
             {**m, "clip": SOMETIMES, "optimizer": "adam", "saved": True}, {**m, **MIXED, "recompute": "all"},
             {**m, "network": "everywhere"}, {**m, "tied": True, "scaled": True, "bad": (1,)},
             {**m, "replicas": 2, "norm": True})]),
-    "replicas": (2, [of(n, replicas=2, **more) for n in ("gpipe", "one_f_one_b", "zb_h1", "interleaved", *BOTH_WAYS)
+    "replicas": (1, [of(n, replicas=2, **more) for n in ("gpipe", "one_f_one_b", "zb_h1", "interleaved", *BOTH_WAYS)
                      for more in ({}, {"optimizer": "adam"}, MIXED, {"clip": ALWAYS})]
                  + [of(n, replicas=2, network="everywhere", clip=clip) for n in ("zb_h1", "zb_v")
                     for clip in (None, ALWAYS)]),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
         of(n, ranks=p, replicas=r, optimizer="adam", options={"all_reduces": order, "part_bytes": 300})
         for n, p, r in (("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3))
         for order in ("fifo", "priority", "reverse_first_k")]),
-    "matrices that Muon changes as a whole": (2, [
+    "matrices that Muon changes as a whole": (1, [
         *(of(n, ranks=p, optimizer="muon", **more) for n, p in (
             ("zb_h1", 3), ("one_f_one_b", 4), ("roundpipe", 2), ("chimera", 2)) for more in (
             {}, {"clip": SOMETIMES}, {**MIXED, "saved": True}, {"scaled": True, "bad": (1,), "clip": ALWAYS},
@@ -109,11 +109,11 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
         *(of(n, ranks=1, replicas=r, micro_batches=1, optimizer="muon", **more)
           for n, r in (("no_overlap", 2), ("barrier", 3), ("priority", 2))
           for more in ({}, {"clip": SOMETIMES}, {"network": "transposed"}))]),
-    "shards": (2, [{"shard": SHARDS[2], "replicas": 3}, *product(
+    "shards": (1, [{"shard": SHARDS[2], "replicas": 3}, *product(
         shard=[SHARDS[0], SHARDS[4], *SHARDS[1:4]],
         job=[{}, {"optimizer": "adam", "clip": 0.1}, {**MIXED, "optimizer": "adam"}],
         scheduler=["one_f_one_b", "interleaved", "zb_v", "dualpipe_v"], replicas=[2])]),
-    "shards, loss scaling and more": (2, product(
+    "shards, loss scaling and more": (1, product(
         shard=list(SHARDS[:3]), replicas=[2], scaled=[True],
         more=[{"tied": True}, of("chimera", tied=True), {"clip": ALWAYS}, of("chimera", clip=ALWAYS, saved=True),
               of("dualpipe_v", **MIXED, recompute=(0,))]))}
@@ -210,9 +210,10 @@ OVER_MPI = [
 
 
 @under_mpi
-def test_ranks_of_mpi_leave_the_same_bits() -> None:
+@pytest.mark.parametrize("settings", [OVER_MPI[::8], pytest.param(OVER_MPI, marks=pytest.mark.slow)], ids=len)
+def test_ranks_of_mpi_leave_the_same_bits(settings: list[dict[str, Any]]) -> None:
     """All in one launch, which takes longer than a training."""
-    check_under_mpi(3, *OVER_MPI)
+    check_under_mpi(3, *settings)
 
 
 @pytest.mark.slow
@@ -243,6 +244,7 @@ def commanded(capsys: Any, *flags: str) -> Any:
     return reported(capsys, "train", *flags, "--costs", "analytic")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.mpi] if name in PROCESSES else [])
                                   for name in COMMANDS])
 def test_commands_on_ranks_leave_the_bits_of_one_process_or_of_data_parallel_ranks(name: str, capsys: Any) -> None:
@@ -260,6 +262,7 @@ def test_commands_on_ranks_leave_the_bits_of_one_process_or_of_data_parallel_ran
         assert found[key] == wanted[key], key
 
 
+@pytest.mark.slow
 @under_mpi
 def test_large_messages_of_a_deferred_grid_travel_over_mpi(tmp_path: Any, capsys: Any) -> None:
     """Of 1 MiB, which MPI sends only when they are received."""

@@ -92,7 +92,7 @@ def state(path: Path, job: dict[str, Any]) -> tuple[Any, ...]:
     return bits(*tensors), counter, run.train_data.state(), found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_folder_of_ranks_has_what_one_file_has(layout: str, tmp_path: Path) -> None:
     def save(trainer: Any) -> None:
@@ -205,6 +205,7 @@ def test_transformers_reads_what_ranks_save(tmp_path: Path) -> None:
                                    atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_package_safetensors_reads_each_file(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
@@ -217,7 +218,7 @@ def test_the_package_safetensors_reads_each_file(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- whole or not at all
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["optimizer-00002", "model.safetensors.index", "the name"])
 @pytest.mark.parametrize("layout", ["data", "replicas, all shared"])
 def test_a_full_disk_of_one_rank_is_one_line_on_all_and_leaves_the_old_one(
@@ -256,6 +257,7 @@ def test_a_full_disk_of_one_rank_is_one_line_on_all_and_leaves_the_old_one(
     assert checkpoint.peek(tmp_path).step == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", ["data", "replicas"])
 def test_ranks_that_do_not_see_one_folder_save_nothing_and_say_so(layout: str, tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:

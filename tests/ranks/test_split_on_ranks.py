@@ -99,6 +99,7 @@ def test_all_orders_of_stages_in_parts_have_the_bits_of_one_lane(split: int):
                                    rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["gpipe", "zb_h1", "interleaved", "dualpipe_v"])
 def test_a_rank_of_a_pipeline_has_a_lane_for_each_part(policy: str):
     whole, parted = (plan_of(policy, split) for split in (1, 2))

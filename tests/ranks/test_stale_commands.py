@@ -21,6 +21,7 @@ def refused(capsys, *flags):
     return refusal(capsys, "train", *FLAGS, "--costs", "analytic", "--ranks", "2", "--steps", "2", *flags)
 
 
+@pytest.mark.slow
 @under_mpi
 def test_replicas_train_on_stale_weights(capsys):
     """Over MPI, and as threads of one process, with the same bits."""
@@ -39,6 +40,7 @@ def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
     assert stale == fresh + 2 * 3, "an update for each micro-batch"
 
 
+@pytest.mark.slow
 @under_mpi
 def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
     code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--log-versions",
@@ -88,6 +90,7 @@ def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path, capsys):
         assert says in refused(capsys, *wrong)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("scheduler", "told", "stale"), [
     ("paci", ["mini_batches=4"], {"mean": 0.2472, "most": 1, "most_of_stages": [1, 0], "drift": 1}),
     ("layerpipe2", ["history=average"], {"mean": 0.9917, "most": 2, "most_of_stages": [2, 0], "drift": 0})])

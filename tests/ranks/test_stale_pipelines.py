@@ -286,7 +286,7 @@ def test_a_replay_of_another_log_leaves_other_bits():
 PREDICTED = ["pipedream", *(name for name in POLICIES if "predicted" in name)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "optimizer"), [*zip(itertools.cycle(PREDICTED), [
     name for name in OPTIMIZERS if "scaled" not in name], strict=False)])  # a scale needs two ranks
 def test_one_rank_is_synchronous(name, optimizer):

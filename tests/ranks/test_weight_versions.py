@@ -150,6 +150,7 @@ def trajectory(rate, momentum, steps=400):
         w = [a - rate * b for a, b in zip(w, v, strict=True)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rate", "momentum", "near", "expected"), [
     (0.02, 0.9, 0.05, {"age": (0.121, 0.230, 0.341, 0.397), "window": (0.073, 0.131, 0.268, 0.416)}),
     (0.1, 0.0, 0.13, {"age": (0.518, 0.509, 0.471, 0.410), "window": (0.650, 0.650, 0.601, 0.498)})])
@@ -166,7 +167,7 @@ def test_errors_of_rebuilt_weights_are_near_those_of_another_run(rate, momentum,
     assert better.all() if momentum else not better.any()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("decay", ["age", "window"])
 def test_an_average_of_one_update_has_the_bits_of_the_old_weights(decay, monkeypatch):
     monkeypatch.setitem(POLICIES, "one", ("pipedream", {"history": "average", "decay": decay}))
