@@ -139,6 +139,7 @@ CASES = [("reverse_first_k", 2, 1, staged, True), ("no_overlap", 2, 5, ring, Tru
            for name in DATA for seed in range(2, 8))]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks", "seed", "transport", "captured"), CASES)
 def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, stub, name, ranks, seed, transport, captured):
     devices = gpus(ranks, seed) if captured else streams_only(gpus(ranks, seed))
@@ -157,6 +158,7 @@ OF_STAGES = [("one_f_one_b", 2, 4, 4, aware, True), ("zb_h1", 3, 6, 5, ring, Tru
                for name in [*STAGED, "zb_auto", "fast_forward", "hanayo"] for seed in range(10, 16))]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks", "micro_batches", "seed", "transport", "captured"), OF_STAGES)
 def test_pipelines_give_the_bits_of_one_process(gpus, stub, name, ranks, micro_batches, seed, transport, captured):
     """Each parameter as the rank that updates it has it. NCCL moves messages on a stream for each direction."""

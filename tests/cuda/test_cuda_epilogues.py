@@ -100,6 +100,7 @@ def test_large_products_stay_whole() -> None:
     assert call.sums is not None
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tf32", [False, True])
 def test_slopes_are_in_products_and_all_orders_have_the_same_bits(tf32: bool) -> None:
     """Linear layers with relu and GELU between them, of sizes that the library's epilogues take."""

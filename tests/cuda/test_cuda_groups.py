@@ -44,7 +44,7 @@ def launch(rng: Any, dtype: str) -> tuple[str, list[Any], list[Any], dict[str, A
     return f"{'linear' if kind == 'linear' else 'conv2d'}_weight_grad", arrays, writes, {"bias": bias, **constants}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_group_has_the_bits_of_single_launches(seed: int, dtype: str) -> None:
@@ -93,7 +93,7 @@ def left(policy: str, seed: int, **options: Any) -> list[bytes]:
         return [a.tobytes() for a in (*losses, *(p.numpy() for p in model.parameters()))]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
 @pytest.mark.parametrize("size", [2, 3, 99])
 def test_a_captured_step_with_groups_has_the_bits_of_one_without(policy: str, size: int) -> None:

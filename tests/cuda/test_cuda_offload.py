@@ -199,6 +199,7 @@ def test_runs_go_on_from_checkpoints_with_and_without_offloading(there, command,
                    *saved)["params_sha256"] == wanted
 
 
+@pytest.mark.slow
 def test_a_limit_alone_chooses_what_leaves(there, command):
     there()
     whole = command("plan", *JOB[:6], *JOB[8:], "--optimizer", "adam")

@@ -47,6 +47,7 @@ def wanted():
     return losses, run.weights()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_bits_are_those_of_single_steps_in_any_order_of_the_devices_work(wanted, seed):
     """The host runs ahead: results are asked for after all launches."""

@@ -79,6 +79,7 @@ def once(make: Any, gpus: Any, count: int, *what: Any, **more: Any) -> Any:
 SHARDS = "1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*pairs(2, shard=SHARDS, transport=[*TRANSPORTS], of=[
     (2, {}), (3, {"scheduler": "no_overlap", "recompute": "all"}), (3, {"clip": 0.5, "optimizer": "adam"}),
     (2, {"scheduler": "buckets", "micro_batches": 2, "clip": 0.5})]))
@@ -88,7 +89,7 @@ def test_bits_and_states_are_those_of_ranks_that_update_everything(gpus, stub, s
     assert trained(gpus(ranks, 2), {**job, "shard": shard}, TRANSPORTS[transport], captured=shard != "1") == plain
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("job", [{**SMALL, "dtype": "fp16", "shard": "2,prefetch=0"},
                                  {**SMALL, "offload": "all", "shard": "3,prefetch=0,keep=none"}], ids=str)
@@ -167,7 +168,7 @@ def costs(sizes: dict[int, int]) -> float:
     return 5 + 1e-3 * sum(sizes.values())
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("shard", ["1", "3,prefetch=0,keep=none", "3"])
 @pytest.mark.parametrize("name", ["one_f_one_b", "interleaved"])
@@ -279,7 +280,7 @@ LOST = {"the tasks' end": (ByEvents, "ready", TRANSPORTS), "the step's end": (By
         "a transfer before another": (ByEvents, "moved", ("staged",))}  #: the others wait for the device themselves
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("lost", "transport"), [(lost, t) for lost, (*_, every) in LOST.items() for t in every])
 def test_a_missing_wait_shows(gpus, stub, monkeypatch, transport, lost):
     """Some order of the runtime must give other numbers."""

@@ -157,7 +157,7 @@ def test_an_older_gpu_says_that_it_cannot():
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_have_the_bits_of_the_sequential_run(seed):
     wanted, made = trained(cuda_runtime.device(seed), steps=3), device(seed)

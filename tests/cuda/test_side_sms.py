@@ -90,6 +90,7 @@ def divided(graph: Any, side: int = 32) -> Schedule:
     return replace(order, notes={**order.notes, SIDE: str(side)})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
 def test_steps_with_a_share_have_the_bits_of_the_sequential_run(model, cache):
     """Issued call by call, and captured; every lane's work is on its part."""

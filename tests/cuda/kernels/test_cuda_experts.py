@@ -27,6 +27,7 @@ def check(name: str, dtype: str, *reads: Any, **constants: Any) -> list[Any]:
     return wanted
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", list(RTOL))
 @pytest.mark.parametrize(("tokens", "experts", "k", "capacity", "width"), [
     (70, 4, 2, 0, 40), (70, 4, 2, 20, 3), (1, 1, 1, 0, 8), (5, 40, 3, 1, 1100), (0, 2, 1, 0, 4)])

