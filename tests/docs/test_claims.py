@@ -51,6 +51,7 @@ def test_files_that_are_named_are_there():
     assert {path for path in named if not (ROOT / path).is_file()} == set()
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("claim", NUMBERS, ids=lambda claim: claim.words)
 def test_simulated_numbers_are_what_the_command_says(claim, capsys):
     command, said = re.search(r"`python -m minidl (simulate [^`]+)` gives (.*)", claim.shown).groups()
@@ -63,6 +64,7 @@ def test_simulated_numbers_are_what_the_command_says(claim, capsys):
     assert {key: record[key] for key, _ in promised} == {key: float(value) for key, value in promised}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row", RATES, ids=lambda row: f"p={row[0]:g} F={row[2]:g}")
 def test_zero_bubble_rates(row):
     """Those of the fixed orders; tests/schedulers/pipeline/test_zb_auto.py has the ones that are searched for."""

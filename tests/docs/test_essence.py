@@ -47,6 +47,7 @@ def test_it_is_a_page_of_numpy_and_the_standard_library():
     assert len(PAGE.read_text().splitlines()) <= 500
 
 
+@pytest.mark.slow
 def test_it_trains_the_digits_with_equal_bits():
     done = subprocess.run([sys.executable, PAGE], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

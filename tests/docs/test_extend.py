@@ -41,6 +41,7 @@ def test_the_examples_run(path: Path) -> None:
     assert done.stdout
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_kernels_forms_agree(dtype: str) -> None:
     function_of(f"{EXTEND / 'op.py'}:softplus")

@@ -99,6 +99,7 @@ def test_dragging_changes_figures_or_marks_the_culprit(tab, tmp_path):
     assert figure(tab, "makespan") == f"{ours_of('zb_h1', 4, 8, (1.0, 1.0, 2.0, 0.0))['makespan']:g}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dualpipe", "hanayo"])
 def test_what_is_exported_is_what_check_takes(name, tab, tmp_path, capsys):
     tab.select_option("#policy", name)
@@ -120,6 +121,7 @@ def test_what_is_exported_is_what_check_takes(name, tab, tmp_path, capsys):
     assert figure(tab, "makespan") == f"{price['makespan']:g}"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dark", [False, True])
 def test_light_and_dark(dark, chromium):
     with opened(chromium, PAGE, dark=dark, ready="window.playground") as tab:
@@ -127,6 +129,7 @@ def test_light_and_dark(dark, chromium):
             "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
 
 
+@pytest.mark.slow
 def test_the_keyboard_goes_from_task_to_task_and_moves_them(tab):
     tab.keyboard.press("Tab")
     tab.locator("#board .task[tabindex='0']").focus()
@@ -178,6 +181,7 @@ def test_a_time_can_be_typed_key_by_key(tab):
     assert tab.evaluate("document.querySelector('#board svg').width.baseVal.value") < 10000, "bounded"
 
 
+@pytest.mark.slow
 def test_a_finger_drags_a_task_on_a_phone(chromium):
     with opened(chromium, PAGE, ready="window.playground", width=390) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "it fits the phone"
@@ -220,6 +224,7 @@ def test_a_refusal_says_why(tab):
     assert "1O2 would start before there is a result of 1F2. Put 1O2 behind 1F2." in tab.inner_text("#why")
 
 
+@pytest.mark.slow
 def test_names_have_one_form(tab):
     for name, ranks, micros, W in (("interleaved", "4", "16", "1"), ("dualpipe", "4", "12", "1"),
                                    ("zb_h1", "4", "16", "0.3")):
@@ -241,6 +246,7 @@ def test_slower_stages_are_typed_one_for_each(tab):
         assert (figure(tab, "makespan").split()[0] == "27") == (makespan == "27")
 
 
+@pytest.mark.slow
 def test_memory_lines_show_what_each_rank_holds_and_move(tab):
     for name in ("zb_h1", "dualpipe", "interleaved"):
         tab.select_option("#policy", name)
@@ -256,6 +262,7 @@ def test_memory_lines_show_what_each_rank_holds_and_move(tab):
     assert "peak 4" in tab.inner_text("#board")
 
 
+@pytest.mark.slow
 def test_recompute_takes_a_forward_more_in_o_and_frees_activations_in_between(tab):
     tab.select_option("#policy", "one_f_one_b")
     kept = tab.evaluate("playground.state.price")
@@ -276,6 +283,7 @@ def test_recompute_takes_a_forward_more_in_o_and_frees_activations_in_between(ta
     assert tab.input_value("#recompute") == "all"
 
 
+@pytest.mark.slow
 def test_two_plans_are_drawn_above_each_other(tab):
     tab.select_option("#other", "gpipe")
     price = ours_of("gpipe", 4, 8, (1.0, 1.0, 1.0, 0.0))
@@ -290,6 +298,7 @@ def test_two_plans_are_drawn_above_each_other(tab):
     assert "gpipe: makespan" in tab.text_content("#board"), "it stays while the plan is not valid"
 
 
+@pytest.mark.slow
 def test_the_address_brings_the_plan_back(chromium):
     """Also on a phone."""
     def shown(tab: Any) -> list[Any]:

@@ -27,6 +27,7 @@ def optimum(level: dict[str, Any]) -> Ordered:
                    "span" if level["figure"] == "max_span" else level["figure"])
 
 
+@pytest.mark.slow
 def test_every_challenge_begins_unsolved_and_its_goal_is_the_proved_optimum(tab):
     levels = tab.evaluate("CHALLENGES")
     assert len(levels) == 20
@@ -92,6 +93,7 @@ def test_the_coach_says_what_a_task_and_a_gap_wait_for(tab):
                          "0 makes it and ends at 1, and the message takes 0.5.")
 
 
+@pytest.mark.slow
 def test_gaps_are_the_idle_times_of_the_engine(tab):
     for name in ("zb_h1", "gpipe", "interleaved", "chimera"):
         tab.select_option("#policy", name)
@@ -110,6 +112,7 @@ def lanes(plan: Any) -> list[list[tuple[float, float]]]:
     return [sorted(set(spans)) for spans in found]
 
 
+@pytest.mark.slow
 def test_the_best_move_is_the_best_of_all_moves_along_a_rank(tab):
     """Against the engine, which tries them all."""
     tab.select_option("#level", "2")
@@ -137,6 +140,7 @@ def test_the_best_move_is_the_best_of_all_moves_along_a_rank(tab):
     assert float(figure(tab, "makespan").split()[0]) > 13, "each move can be taken back"
 
 
+@pytest.mark.slow
 def test_the_best_move_first_frees_memory_that_a_challenge_forbids(tab):
     tab.select_option("#level", "0")
     for _ in range(6):
@@ -147,6 +151,7 @@ def test_the_best_move_first_frees_memory_that_a_challenge_forbids(tab):
     assert "Solved!" in tab.inner_text("#challenge")
 
 
+@pytest.mark.slow
 def test_ready_tasks_are_marked_while_one_drags(tab):
     x, y = middle(tab, "3W7")
     tab.mouse.move(x, y)
@@ -158,6 +163,7 @@ def test_ready_tasks_are_marked_while_one_drags(tab):
     assert tab.locator("#board .ready").count() == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_until_something_strange(tab):
     tab.select_option("#level", "4")  # at most three activations, and GPipe holds six
     seen = []
@@ -181,6 +187,7 @@ def test_a_known_order_is_recognised(tab):
     assert tab.inner_text("#built") == "You built zb_h1."
 
 
+@pytest.mark.slow
 def test_a_building_block_is_moved_repeated_and_named(tab):
     """By pointer and by keyboard: 1F1B, with the W of each rank three ticks later than of the rank before, is ZB-H1."""
     foretold = "8 of them: makespan {:g}, bubble rate {:g}, peak {:g} ({} on the ranks of a long run)."

@@ -109,6 +109,7 @@ def test_the_page_draws_times(tab):
     until(tab, "document.getElementById('varied').innerText.includes('tasks in pairs')")
 
 
+@pytest.mark.slow
 def test_draws_on_a_phone_and_in_the_address(chromium):
     with opened(chromium, PAGE, ready="window.playground", width=390,
                 fragment="#policy=one_f_one_b&ranks=4&micros=8&chunks=1&sigma=0.6&cap=2p-s&draw=7") as tab:

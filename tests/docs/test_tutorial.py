@@ -246,6 +246,7 @@ def notebooks():
     return notebooks
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.stem)
 def test_a_notebook_is_its_chapter(chapter, notebooks):
     """After a change to a chapter: python docs/tutorial/notebooks.py."""

@@ -71,6 +71,7 @@ def contrast(a: list[float], b: list[float]) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dark", [False, True])
 def test_hover_click_find_zoom_and_contrast(dark, chromium, tmp_path):
     """Text has a contrast of at least 4.5 to 1, as WCAG AA asks for."""
@@ -132,7 +133,7 @@ def place(tab: Any, name: str) -> tuple[float, float]:
     return box["x"] + x, box["y"] + y
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 4), (32, 1042)])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 4), pytest.param(32, 1042, marks=pytest.mark.slow)])
 def test_ten_tasks_and_a_hundred_thousand(ranks, micro_batches, chromium, tmp_path):
     plan = pipelined("zb_h1", ranks, micro_batches)
     assert len(plan.graph) in (12, 100_032)
@@ -231,6 +232,7 @@ def wide(*arguments):
     return pytest.param(list(arguments), marks=pytest.mark.wide)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("arguments", [
     ["simulate", "--scheduler", "zb_h1", "--ranks", "2", "--micro-batches", "4"],
     ["plan", *SMALL, "--scheduler", "multi_stream", "--streams", "2"],
@@ -364,6 +366,7 @@ def test_a_long_curve_is_shown_as_means():
     assert set(column(values)) == {0.5}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_tip_covers_no_row(width, chromium, tmp_path):
     with opened(chromium, written(tmp_path, Shown.of(PLANS["zb_h1"]())), ready="window.page", width=width) as tab:
@@ -392,6 +395,7 @@ def test_the_critical_path_is_one_chain_for_the_list_and_for_each_task(chromium,
         assert "critical path" not in found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", PLANS)
 def test_every_task_is_explained_as_explain_does_and_drawn_with_its_edges(name, width, chromium, tmp_path):
@@ -429,6 +433,7 @@ def test_every_task_is_explained_as_explain_does_and_drawn_with_its_edges(name, 
                 assert sorted(map(tuple, one[what])) == sorted((b.name, b.bytes) for b in buffers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro_batches", "drawn"), [(166, True), (170, False)])
 def test_a_graph_is_drawn_up_to_two_thousand_tasks(micro_batches, drawn, chromium, tmp_path):
     plan = pipelined("zb_h1", 4, micro_batches)
@@ -437,6 +442,7 @@ def test_a_graph_is_drawn_up_to_two_thousand_tasks(micro_batches, drawn, chromiu
         assert tab.is_visible("#network") == drawn
 
 
+@pytest.mark.slow
 def test_the_page_of_the_arena_takes_any_name_and_no_two_units_on_one_axis(chromium, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     problems = [{"name": name, "ranks": 2, "micro_batches": 2, "about": "a_b", "unit": unit}
@@ -454,6 +460,7 @@ def test_the_page_of_the_arena_takes_any_name_and_no_two_units_on_one_axis(chrom
             assert tab.evaluate("page.layout().rows[0].text") == f"predicted: makespan {took}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["curve", "one point", "timeline", "schedule"])
 def test_a_pictures_lines_enclose_nothing_and_its_texts_are_inside(name, chromium, tmp_path):
     plan = PLANS["zb_h1"]()
