@@ -169,6 +169,7 @@ def test_an_entry_ends_when_its_time_is_over(own):
         assert refusal(name, seconds=0.5) == "still running after 0.5 s (--time-limit)"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "says"), [
     ("leaves", "ended with SystemExit: enough"), ("wrong", "no attribute 'nothing' (own.py, line"),
     ("crashes", "its process ended by signal 11, without an order"), ("talks", "gave more than 16 MiB of text"),
@@ -256,6 +257,7 @@ def test_the_bundled_problems_hold_and_no_policy_is_below_a_bound():
             assert price(plan).period >= task.bound * (1 - 1e-9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("task", [t for t in arena.read("all") if t.optimum], ids=lambda task: task.name)
 def test_the_optima_are_proved(task):
     need("ortools")

@@ -179,6 +179,7 @@ def test_bfloat16_is_that_of_both_sides(device, one_thread, monkeypatch):
     assert {p.dtype for p in made[-1].parameters()} == {torch_or_skip().float32}, "master weights"
 
 
+@pytest.mark.slow
 def test_every_network_has_a_twin():
     """With the same names and shapes of weights, so that both sides begin equal."""
     torch_or_skip()
@@ -221,6 +222,7 @@ def test_a_twin_of_tokens_stays_on_the_device_of_its_tokens(name, more):
     assert set(made) == {"meta"}
 
 
+@pytest.mark.slow
 def test_a_compiler_is_timed_beside_what_stands_for_minidl(device, one_thread, monkeypatch):
     modes, costs = [], []
     monkeypatch.setattr(Theirs, "compiled", lambda self, mode: modes.append((mode, self.format)) or self.eager(True))

@@ -104,6 +104,7 @@ def test_rows_are_listed_for_a_device_that_is_not_there(name, rows, monkeypatch,
     assert capsys.readouterr().out.splitlines() == [row.name for row in rows]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flag", ["--out", "--plot"])
 def test_a_file_that_cannot_be_written_is_one_clear_line(flag, tmp_path, monkeypatch, capsys):
     need("matplotlib")

@@ -103,6 +103,7 @@ def test_pruning_keeps_the_largest_mask_gradients_of_the_whole_network():
     assert min(s for s, k in sizes if k) > max((s for s, k in sizes if not k), default=0)
 
 
+@pytest.mark.slow
 def test_larger_batches_need_fewer_steps_and_the_optimum_is_the_least_of_all():
     draws = batch_size.rates(3)
     steps = {str(b): batch_size.steps_to_goal(b, 0.0, draws, 0) for b in (16, 256)}

@@ -11,6 +11,7 @@ from helpers import results
 RECORD = results("nodes")["networks"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("label", nodes.NETWORKS)
 def test_there_are_no_more_than_recorded(label: str) -> None:
     found, recorded = nodes.counted(label), RECORD[label]["now"]

@@ -54,6 +54,7 @@ def test_exchanges_are_hidden_as_predicted(monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------------- groups
+@pytest.mark.slow
 def test_arms_of_groups_run_in_turn(monkeypatch):
     monkeypatch.setattr(group, "GROUP", 1e-4)
     here = str(ROOT)

@@ -81,6 +81,7 @@ def on_few(network: Network) -> Network:
     return network._replace(shape=tuple(shape), labels=network.labels * shape[axis] // network.shape[axis])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
                                   for name in NETWORKS])
 def test_all_engines_learn_alike(name, tmp_path):

@@ -106,7 +106,7 @@ ACROSS = ["--model", "densenet121", "--batch-size", "4", "--micro-batches", "2",
           "--schedulers", "in_order,multi_stream,multi_region"]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("extra", [[], ["--micro-batches", "4"], ["--optimizer", "adam", "--lr", "0.01"],
                                    ["--dtype", "float64"], ["--streams", "3"],
                                    pytest.param(ACROSS, marks=pytest.mark.slow)])
@@ -115,7 +115,7 @@ def test_compare_is_bit_identical(capsys, extra):
     assert record["bit_identical"] is True
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "schedulers", "judged"), [
     ("mlp", "in_order,multi_stream,multi_region", 1), ("lenet", "in_order,multi_region", 1),
     ("mlp", "in_order,partime", 2)])
@@ -342,7 +342,7 @@ def test_bad_config(capsys, tmp_path, text, says):
 
 
 # -------------------------------------------------------------------------------------------------------- checkpoints
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimizer):
     flags = [*SMALL, "--optimizer", optimizer, "--lr", "0.01"]
@@ -415,6 +415,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_none_is_overwritten_unasked(
     assert run(capsys, *command[:-1], str(tmp_path / "none"), "--resume")[0] == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_a_run_that_names_no_network_takes_the_small_one(verb, capsys):
     """As `train` without any flag does: `train --epochs 4` is the same run, longer."""

@@ -74,6 +74,7 @@ def test_kept_layers_can_be_ranges(capsys: Any) -> None:
         assert f"there is no layer '{wrong}' to keep" in err
 
 
+@pytest.mark.slow
 def test_a_point_of_the_page_shows_its_plan_and_its_command(capsys: Any, tmp_path: Path) -> None:
     html = tmp_path / "curve.html"
     flags = ["plan", *NETWORK, "--scheduler", "in_order", "--curve"]

@@ -85,6 +85,7 @@ def is_apart(flag: str, command: tuple[str, str]) -> bool:
             or (changes and subject == "s" and verb not in ("train", "compare")))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tuple[str, str]) -> None:
     """A failure begins with the flag."""
@@ -126,6 +127,7 @@ def test_a_truth_is_written_as_in_python_or_as_in_a_file_of_flags(value: str) ->
     assert pair(f"crossing={value}") == ("crossing", value.lower() == "true")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("flags", "says"), [
     (["--streams", "2"], "--streams"), (["--scheduler-arg", "crossing=False"], "--scheduler-arg"),
     (["--pairs", "none"], "--pairs"), (["--micro-batches", "2"], "give --scheduler")])

@@ -313,6 +313,7 @@ ROWS += [(command, f"{last_flag(command)} has no effect here; it goes with {says
 ROWS += [(command, f"{last_flag(command)} has no effect on ") for command in ELSEWHERE.strip().splitlines()]
 
 
+@pytest.mark.few(80)
 @pytest.mark.parametrize(("command", "says"), ROWS)
 def test_a_mistake_is_one_line_that_says_what_to_do(command: str, says: str, tmp_path: Path, monkeypatch: Any,
                                                     capsys: Any) -> None:

@@ -206,6 +206,7 @@ def test_optimal_says_what_is_proved(capsys):
             assert (record["objective"], record["bound"], record["proved"]) == ("span", 9, True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["pipedream", "layerpipe", "zb_h1"])
 def test_a_saved_order_for_older_weights_says_that_prices_are_of_the_newest(name, capsys, tmp_path):
     path, shape = str(tmp_path / "plan.csv"), ["--ranks", "2", "--micro-batches", "6"]

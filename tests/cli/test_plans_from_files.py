@@ -98,7 +98,7 @@ SAVED = {f"{i} {told.split()[0]}": ([*network, *ranks], ["--scheduler", *told.sp
 FIGURES = {"tasks", "waits", "peak_bytes", "peak_activations", "predicted_step_ms"}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_plan_is_checked_and_runs_with_the_same_bits(name, tmp_path, capsys, monkeypatch):
     """And has the figures that it was planned with. It says its cut, its parts, how ranks sum, and the policy whose
@@ -140,6 +140,7 @@ def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
     assert "takes no argument" in refused(capsys, "train", *RUN, "--scheduler", path, "--scheduler-arg", "k=1")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("flag", "value"), [("--recompute", "all"), ("--recompute", "1,3"), ("--split", "2"),
                                              ("--split", "auto")])
 def test_what_a_plan_says_itself_is_no_choice(flag, value, saved, capsys):

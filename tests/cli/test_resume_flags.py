@@ -40,6 +40,7 @@ def drawn(subject: str, random: np.random.Generator, folder: Path) -> list[str]:
     return [*SMALL, *SUBJECTS[subject], *(word.replace("FOLDER", str(folder)) for pair in pairs for word in pair)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("subject", "count"), [
     ("one device", 2), ("ranks", 1), ("a pipeline", 1),
     *(pytest.param(subject, n, marks=pytest.mark.wide) for subject, n in zip(SUBJECTS, (6, 2, 2), strict=True)),
@@ -60,6 +61,7 @@ def test_the_same_command_goes_on(subject: str, count: int, capsys: Any, tmp_pat
         assert json.loads(out)["params_sha256"] == whole["params_sha256"], " ".join(command)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize(("first", "other", "says"), [
     (["--recompute", "all"], ["--recompute", "none"], "was made with --recompute all, and goes on so; with --recompute "
