@@ -52,7 +52,7 @@ def test_a_stage_computes_again_then_makes_what_it_sends_then_its_weight_gradien
             assert apart[(at := apart.index("1R3")) : at + 3] == ["1R3", "1O3", "1W3"]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "fill"), [
     (name, fill) for name in ("gpipe", "one_f_one_b", "interleaved", "looped_bfs", "hanayo")
     for fill in ("W", "R", "W+R")] + [("zb_h1", "R"), ("zb_v", "R"), ("interleaved_zb", "R")])
@@ -70,7 +70,7 @@ def test_waits_get_shorter() -> None:
         assert plan(name, fill).period < plan(name, None).period
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [
     *({"scheduler": name, "options": {"fill": "W+R"}, **more} for name in ("one_f_one_b", "gpipe", "interleaved")
       for more in ({}, {"ranks": 4}, {"clip": 0.05, "norm": True, "drop": True}, {"saved": True})),
@@ -84,6 +84,7 @@ def test_bits_and_bytes_stay_as_planned(settings: dict[str, Any]) -> None:
     check({"recompute": (0,), **settings})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fill", ["R", "W+R"])
 def test_a_remark_says_that_nothing_is_computed_again(fill: str) -> None:
     said = "fill: nothing is computed again, so no R fills a wait"

@@ -64,7 +64,7 @@ WHERE = {"batch_norm_act": "densenet121", "batch_norm_grad": "resnet20", "squeez
          "epilogue": "lenet", "slopes": "mlp", "weight_updates": "mlp", "updates": "lenet", "in_place": "resnet50"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "rules"), [*((name, [*RULES]) for name in TINY),
                                              *((name, [rule]) for rule, name in WHERE.items())], ids=str)
 def test_on_the_cpu_the_bits_are_the_same(name, rules):
@@ -346,7 +346,7 @@ def test_no_task_keeps_scratch_of_a_launch_that_has_gone():
         assert {b.storage for b in task.writes if b.role == Role.WORKSPACE} <= used, task.name
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["resnet20", "densenet121", "mobilenet_v3_large"])
 def test_both_gradients_of_a_batch_norm_are_one_task(name: str):
     """On the stand-in this rule changes no bit."""

@@ -31,6 +31,7 @@ def case(micro_batches: int = 1, depth: int = 6) -> Case:
     return Case(("linear", "relu") * (depth - 1), width=16, micro_batches=micro_batches)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_groups_have_the_bits_of_single_tasks(policy: str, micro_batches: int) -> None:
@@ -43,7 +44,7 @@ def test_groups_have_the_bits_of_single_tasks(policy: str, micro_batches: int) -
         assert case(micro_batches).trained(grouped, 3) == case(micro_batches).trained(SequentialExecutor, 3)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", [
     *({"scheduler": policy, "options": {"group_weights": size}} for policy, size in (
         ("priority", 2), ("barrier", 99), ("buckets", 2), ("fifo", 99), ("dear", 2), ("reverse_first_k", 99))),

@@ -37,7 +37,7 @@ SETTINGS = covering([{"network": network, "scheduler": name, "ranks": ranks, "op
                      for more in ({}, {"recompute": (1,), "options": {"fill": "R"}}, {"saved": True})])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_bits_are_of_one_process_in_the_planned_bytes(settings: dict[str, Any]) -> None:
     check(settings)

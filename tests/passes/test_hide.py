@@ -71,6 +71,7 @@ def test_each_exchange_backward_but_the_first_is_filled(exchange, filled, pairs)
     assert found.period == pytest.approx(own.period - (2 * pairs - 1) * filled)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("exchange", [0.25, 0.5, 1.0])
 def test_two_halves_of_a_batch_hide_all_but_the_turn(exchange):
     """Only where the forward pass turns, both halves' rows are on the way."""
@@ -196,7 +197,7 @@ ON_RANKS: dict[str, dict[str, Any]] = {
     "a hint": {"options": {"order": "hint"}, "scheduler": "fifo"}}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_ranks_leave_the_bits_of_one_process(name, monkeypatch):
     monkeypatch.setattr(rank_runs, "COST", TRAVELS)
@@ -221,6 +222,7 @@ def at_once(plan: Any) -> int:
     return max(sum(a <= at < b for a, b in spans) for at, _ in spans)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_no_more_weight_gradients_wait_than_the_bound_allows(lag, monkeypatch):
     monkeypatch.setattr(rank_runs, "COST", TRAVELS)

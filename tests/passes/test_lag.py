@@ -89,7 +89,7 @@ def most(graph: TaskGraph, schedule: Schedule, staged: bool, seed: int) -> int:
     return found
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["multi_stream", "multi_region", "in_order", "reverse_first_k", "priority"])
 @pytest.mark.parametrize(("network", "micro_batches"), [("mlp", 1), ("norms", 1), ("tied", 1), ("mlp", 4), ("tied", 2)])
 def test_no_more_layers_wait_than_the_bound_allows(policy: str, network: str, micro_batches: int) -> None:
@@ -106,7 +106,7 @@ def test_no_more_layers_wait_than_the_bound_allows(policy: str, network: str, mi
     assert free is graph or not held(graph, 0)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("model", "more"), [
     ("gpt", {"data": "pydoc"}), ("rnn", {"data": "pydoc"}), ("resnet20", {}), ("revnet", {}), ("snn", {}),
     ("mlp", {"dither": 1.0}), ("mlp", {"backward": "jacobi"}), ("mlp", {"clip": 1.0, "micro_batches": 2})])
@@ -150,7 +150,7 @@ def test_a_small_bound_costs_time_and_a_large_one_nothing() -> None:
         assert steps[0] > steps[-1] == steps[-2]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policy", "ranks", "options"), [
     ("multi_stream", 1, {"streams": 2}), ("multi_region", 1, {"streams": 2}), ("in_order", 1, {}),
     ("reverse_first_k", 2, {}), ("priority", 2, {})])
@@ -176,7 +176,7 @@ def test_no_lag_is_the_conventional_backward_pass() -> None:
                 f"{kind}{i}" for i in range(6) for kind in "OW"]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["zb_h1", "zb_h2", "zb_auto", "zb_v", "fast_forward", "interleaved_zb", "dualpipe_v",
                                     "one_f_one_b", "adl"])
 @pytest.mark.parametrize("split", [1, 2])
@@ -223,6 +223,7 @@ def test_a_long_gpt_needs_half_the_memory_with_a_bound() -> None:
     assert not held(plans[0].graph, 16)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policy", "ranks", "micro_batches", "cost", "more"), [
     ("multi_stream", 1, 4, COST, {"streams": 2}), ("reverse_first_k", 2, 4, None, {"k": 2}),
     ("fast_forward", 2, 8, None, {})])
@@ -287,7 +288,7 @@ def test_bits_stay(lag: int) -> None:
     assert found == expected
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("flags", "schedulers"), [
     (["--parallel", "pipeline", "--ranks", "2", "--split", "2"], "one_f_one_b,zb_h2,fast_forward"),
     (["--parallel", "pipeline", "--ranks", "2", "--scheduler-arg", "overlap=20"], "gpipe,zb_h1"),

@@ -111,12 +111,13 @@ def test_recomputed_and_split_steps_offload_the_rest():
 ON_RANKS = {"ranks": 1, "replicas": 2, "micro_batches": 1, "optimizer": "adam", "norm": True, "drop": True}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{"offload": "activations"}, {"offload": "all", "shard": 1}], ids=str)
 def test_data_parallel_ranks_with_and_without_shards_leave_the_bits_of_one_process(more: dict[str, Any]):
     rank_runs.check({**ON_RANKS, **more, "scheduler": "barrier"})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["barrier", "buckets", "no_overlap"])
 def test_states_of_data_parallel_ranks_leave_without_shards(policy: str):
     """Updates end the step, as they do with shards."""
@@ -234,6 +235,7 @@ def test_what_cannot_be_offloaded_is_refused(policy: str, optimizer: Any, ranks:
         ml.plan(chain(4, optimizer), policy, machine=ml.Machine(ranks), offload=what)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["one_f_one_b", "modulo"])
 def test_a_saved_plan_takes_the_flag_that_it_was_made_with(name: str, tmp_path: Path, capsys):
     """It offloaded a second time: a refusal, or an error of our own."""

@@ -58,7 +58,7 @@ def test_messages_that_start_earlier_leave_the_bits_of_one_process(policy: str) 
     check(earlier)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"replicas": 2, "collective": lambda sizes: 20 + sum(sizes.values()) / 2000}])
 @pytest.mark.parametrize("policy", ["gpipe", "one_f_one_b", "zb_h1", "zb_auto"])
 def test_no_plan_gets_slower_or_larger(policy: str, options: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
     return together(ranks, work)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ranks", "job"), [
     (3, {}), (2, {"optimizer": "rmsprop", "clip": 0.5}),
     (2, {"scheduler": "buckets"}), (2, {"scheduler": "no_overlap", "recompute": "all", "clip": 0.5}),
@@ -202,6 +202,7 @@ def test_gathers_run_ahead_as_far_as_told(shard: str, waits: dict[str, str], who
     assert prefetching(shard)[::2] == (waits, whole)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("level", ["2,prefetch={}", "3,prefetch={},keep=none"])
 def test_so_many_gradients_may_be_whole_besides_one(level: str):
     order = ["9", "7", "5", "3", "1"]

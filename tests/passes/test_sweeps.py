@@ -88,7 +88,7 @@ RESIDUAL = lambda: Blocks(3, 8, norm=True)  # noqa: E731
 POLICIES = ["in_order", "multi_stream", "multi_region"]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("way", "make"), [
     *((lambda draft, block=block: jacobi(draft, block=block), make) for block in (1, 2) for make in (MLP, RESIDUAL)),
@@ -169,6 +169,7 @@ def truncated(model: Pixels, x: Any, steps: int) -> Any:
     return total
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sweeps", [1, 2, 5, 11])
 def test_fewer_sweeps_than_time_steps_truncate_backpropagation_bit_for_bit(sweeps: int):
     x = DIGIT[:, :12]
@@ -339,6 +340,7 @@ def test_on_unlimited_lanes_a_sweep_takes_one_block(sweeps: int):
 DEEP = lambda: models.mlp(12, *[8] * 15, 4)  # noqa: E731
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_doubling_is_exact_up_to_the_order_of_sums_under_every_policy(policy: str):
     expected, found, remark = compared(deeppcr, DEEP, policy, steps=1)

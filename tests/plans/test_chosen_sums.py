@@ -66,6 +66,7 @@ def test_without_spread_a_step_takes_the_period(mlp: TaskGraph, name: str) -> No
     assert found.fixed is None
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", POLICIES)
 def test_drawn_steps_are_those_of_a_slow_simulation(mlp: TaskGraph, name: str) -> None:
     plan = planned(mlp, name)

@@ -47,7 +47,8 @@ def test_needs_and_strength_are_checked(wrong):
         CoRun(**wrong)
 
 
-def test_one_step_of_another_order_predicts_machines_whose_pairs_are_all_off(step):
+@pytest.mark.parametrize("machines", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_one_step_of_another_order_predicts_machines_whose_pairs_are_all_off(step, machines):
     """The fit to multi_stream brings predictions of multi_region to a third of their errors on made-up machines."""
     graph, cost, (groups, pairs) = step
     rng, errors = np.random.default_rng(0), []
@@ -55,7 +56,7 @@ def test_one_step_of_another_order_predicts_machines_whose_pairs_are_all_off(ste
     def makespan(run, costs):
         return ml.simulate(run.graph, run.schedule, costs).makespan
 
-    for _ in range(6):
+    for _ in range(machines):
         needs = {name: tuple(rng.uniform(0.4, 1.0, 2)) for name in dict.fromkeys(groups.values())}
         known = replace(cost, corun=CoRun(groups, {}, needs=needs))
         strength, true = rng.choice([0.2, 0.5, 1.6, 2.5]), dict[str, dict[str, float]]()

@@ -34,6 +34,7 @@ def test_choices_print(policy: str, ranks: int, chosen: dict[str, Any], text: st
     assert text in repr(plan)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("policy", "ranks", "micro_batches", "chosen"), [
     *((policy, 1, 1, chosen) for policy in ("in_order", "multi_stream", "multi_region") for chosen in (
         {}, {"recompute": "all"}, {"offload": "all"}, {"group_weights": 4})),
@@ -55,6 +56,7 @@ def test_a_saved_plan_comes_back(policy: str, ranks: int, micro_batches: int, ch
         made.peak_bytes, made.waits, made.step, made.period, made.stale)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chosen", [{}, {"lag": 1}, {"group_weights": 4}], ids=str)
 def test_a_file_keeps_all_its_notes_when_it_is_saved_again(chosen: dict[str, Any], tmp_path: Path) -> None:
     graph = golden_plans.step("norms", 1)

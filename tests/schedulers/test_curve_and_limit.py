@@ -18,6 +18,7 @@ def network(name: str) -> list[str]:
     return ["--model", name, "--model-arg", "preset=tiny", "--costs", "analytic", "--optimizer", "adam"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [
     [*MLP, "--optimizer", "adam", "--scheduler", "in_order"], [*STAGES, "--scheduler", "zb_h1"],
     *(pytest.param(flags, marks=pytest.mark.wide) for flags in (

@@ -31,6 +31,7 @@ def cost(bandwidth: float) -> ml.CostModel:
     return ml.CostModel(kinds={"F": 10.0, "O": 10.0, "W": 10.0, "U": 1.0}, far=Link(1.0, bandwidth))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("bandwidth", "chosen"), [
     (1e5, {Kind.D}), (50.0, {Kind.R}), pytest.param(1500.0, {Kind.D}, marks=pytest.mark.slow)])
 def test_the_fastest_of_what_fits_is_chosen(bandwidth: float, chosen: set[Kind]):
@@ -81,6 +82,7 @@ def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said
         ml.plan(graph, "fifo", costs, ml.Machine(2, 1000), **AUTO)
 
 
+@pytest.mark.slow
 def test_no_plan_that_can_be_asked_for_needs_less_than_the_least():
     """Of two ranks that offload everything, those without shards need less: they have no places for others' parts."""
     graph, costs, machine = chain(3), cost(1e3), ml.Machine(2, collective=lambda sizes: 5.0)

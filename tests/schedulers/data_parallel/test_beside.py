@@ -201,6 +201,7 @@ def test_early_updates_are_refused(policy: str) -> None:
         ml.plan(ml.record(step, *batch(0)[:2]), policy, COST, ml.Machine(2))
 
 
+@pytest.mark.slow
 def test_ranks_learn_the_digits(capsys: Any) -> None:
     flags = ["--model", "mlp", "--parallel", "data", "--ranks", "2", "--micro-batches", "2", "--costs", "analytic"]
     found = run_json(capsys, "compare", *flags, "--schedulers", "barrier,delayed_update,acco,priority", "--epochs", "3",

@@ -393,6 +393,7 @@ def test_the_command_prices_given_times(capsys):
                   "3")["period"] == 6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [
     ["data", "--ranks", "4", "--scheduler", "barrier"], ["data", "--ranks", "4", "--scheduler", "reverse_first_k"],
     ["pipeline", "--ranks", "2", "--replicas", "2", "--scheduler", "zb_h1", "--micro-batches", "2"]])

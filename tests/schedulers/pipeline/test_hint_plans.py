@@ -45,7 +45,7 @@ def random_times(random: np.random.Generator, name: str) -> tuple[Pipeline, int]
                     100.0 if random.random() < 0.3 else None, 40), ranks
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", POLICIES)
 def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> None:
     random = np.random.default_rng(len(name))
@@ -68,7 +68,7 @@ def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> 
                 assert place == sorted(place), "each rank does just what the order says"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "zb_v", "chimera"])
 def test_the_cap_holds_whatever_the_times(name: str) -> None:
     for cap in (1, 3, "2p-s"):
@@ -107,6 +107,7 @@ def test_draws_repeat_and_keep_the_mean() -> None:
     assert np.array_equal(one.own, two.own)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_more_memory_and_readiness_are_two_columns(ranks: int, capsys: Any) -> None:
     """B = 2F, spread .3: at the cap 2p - s a hint takes at most .85 of 1F1B's time; at 1F1B's own cap, no less."""

@@ -46,6 +46,7 @@ def priced(problem, cost, schedule):
                             micro_batches=problem.micro_batches, cap=problem.cap)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case["activation_cap"] in (2, 3) else ())
                                   for case in OPTIMA], ids=lambda case: str(case["activation_cap"]))
 @pytest.mark.parametrize("objective", OBJECTIVES)

@@ -22,7 +22,7 @@ def priced(name, ranks, micro_batches, f=1.0, o=1.0, w=1.0, c=0.0, chunks=None, 
     return pipeline.price(pipelines.plan(name, ranks, micro_batches, cost, chunks, cap), cost)
 
 
-@pytest.mark.few(22)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("case", EXPECTED["pipeline"], ids=lambda c: "-".join(
     str(c[k]) for k in ("scheduler", "ranks", "micro_batches", "output_grad", "activation_cap", "chunks") if k in c))
 def test_expected(case):
@@ -76,6 +76,7 @@ FORMS = [
     ("dualpipe_v", "2 * p + more", "f, f, f, 0", "makespan", "x + (p - 1) * f", "p + 0.5")]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "numbers", "times", "what", "form", "peak"), FORMS, ids=[row[0] for row in FORMS])
 @settings(max_examples=drawn(60))
 @given(ranks, st.integers(0, 12), st.integers(1, 4), times_of, st.integers(0, 3))

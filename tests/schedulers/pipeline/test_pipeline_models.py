@@ -69,6 +69,7 @@ def test_stages_are_cut_between_blocks_and_beside_units_without_a_name():
         pipeline.balanced(graph, cost, 5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["resnet20", "densenet121", "revnet"])
 def test_wherever_blocks_of_a_fused_step_begin_it_can_be_cut(name: str):
     """A norm that is fused with a sum runs behind later layers; a product may add to the gradient of a layer behind."""

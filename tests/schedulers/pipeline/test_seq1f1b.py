@@ -147,6 +147,7 @@ def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
     assert len(shas) == 1
 
 
+@pytest.mark.slow
 @under_mpi
 def test_ranks_of_mpi_leave_the_bits_of_one_process():
     check_under_mpi(2, {"scheduler": "seq1f1b", "slices": 2, "drop": True})

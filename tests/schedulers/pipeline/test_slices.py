@@ -58,7 +58,7 @@ def test_slices_have_the_logits_and_the_gradients_of_the_whole(ends: list[int]) 
         np.testing.assert_allclose(g, w, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("slices", "more"), [
     (2, {}), (8, {}), (4, {"cell": "rnn"}), (4, {"cell": "gru"}), (4, {"cell": "lstm"})])
 def test_training_in_slices_is_training(slices: int, more: dict[str, Any]) -> None:

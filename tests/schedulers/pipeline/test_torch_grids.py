@@ -100,6 +100,7 @@ def test_torchs_lowered_grid_with_fsdp_actions_is_read(torch_pipelines, name):
     assert read.schedule.keep(computes).to_csv() == pipeline.from_torch(as_csv(plain)).to_csv()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("lowered", [False, True])
 @pytest.mark.parametrize("name", ["ScheduleInterleaved1F1B", "ScheduleDualPipeV"])
 def test_a_grid_equals_the_policy_of_its_order_with_messages_too(torch_pipelines, tmp_path, capsys, name, lowered):

@@ -60,7 +60,7 @@ def given_by(case, **more):
                       case["weight_grad"], case["latency"], **more)
 
 
-@pytest.mark.few(34)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_the_orders_of_the_heuristics_have_the_published_figures(case):
     problem = given_by(case)

@@ -39,7 +39,7 @@ def priced(p, m, forward, output_grad, weight_grad, latency=0.0, cap=None, kept=
     return price(prove(made)), problem
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", OPTIMA, ids=lambda case: str(case["activation_cap"]))
 def test_reaches_the_proved_optima(case):
     """More of them are in test_expected."""
@@ -52,7 +52,7 @@ def test_reaches_the_proved_optima(case):
 LARGE_IS_SLOW = [pytest.param(*row, marks=pytest.mark.slow if row[0] > 8 else ()) for row in PUBLISHED]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("p", "m", "f", "o", "w", "c", "once", "twice"), LARGE_IS_SLOW)
 @pytest.mark.parametrize(("times", "kept"), [(1, 1.0), (2, 0.5), (None, 1.0)])
 def test_published_bubble_rates_of_zb_1p_and_2p(p, m, f, o, w, c, once, twice, times, kept):
@@ -174,7 +174,7 @@ def excess(p, m, f, o, w, latency, cap, longest, peak) -> float:
     return 0.0 if found.max_span == pytest.approx(longest, abs=1e-6, rel=0) else found.max_span / longest - 1
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", RELEASED[::70], ids=lambda case: "-".join(map(str, case[:2])))
 def test_no_span_is_longer_than_the_released_heuristics(case):
     assert excess(*case) <= 0

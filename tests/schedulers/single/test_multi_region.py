@@ -256,6 +256,7 @@ def test_by_measured_costs_late_tasks_must_save_more_than_a_margin() -> None:
     assert undone
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("link", [Link(5.0, 1e3), Link(0.0, 2.0), Link(5.0, None, core=True)])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_link_changes_nothing_on_one_rank(link: Link, seed: int) -> None:

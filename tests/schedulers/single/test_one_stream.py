@@ -79,6 +79,7 @@ def test_multi_region_is_never_predicted_slower_than_in_order(layers, seed, cros
     assert predicted(graph, "multi_region", cost, crossing=crossing) <= predicted(graph, "in_order", cost) * (1 + 1e-9)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("words", SLOW)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_stream_where_two_are_slower_and_why(name, words):
