@@ -534,6 +534,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path, name, draw):
     assert "\n" not in line
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_truncated_file_is_refused_at_every_length(tmp_path, name):
     path, content = tmp_path / name, WHOLE[name]

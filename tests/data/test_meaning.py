@@ -195,6 +195,7 @@ def late():
 """
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["arrays", "images", "dataset", "endless", "t.npz", "i.npz"])
 def test_labels_that_do_not_count_are_trained_on(name: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)

@@ -317,6 +317,7 @@ def test_workers_are_one_for_each_core_of_the_process_but_one(imagenet, monkeypa
     assert {*asked} == {workers, 5}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["a file", "standard input"])
 def test_a_script_without_a_guard_gets_pictures_from_workers(imagenet, way):
     """A process that `spawn` starts would run the script once more."""

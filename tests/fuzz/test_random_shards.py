@@ -153,6 +153,7 @@ def test_random_shards_of_ranks() -> None:
     hold([0, 57], draw_ranks)
 
 
+@pytest.mark.slow
 def test_a_wrong_share_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares that are sums and no means."""
     monkeypatch.setattr(Share, "_scaled", lambda share, array, ranks: [])

@@ -88,6 +88,7 @@ CASES = [*(pytest.param(name, {"preset": "tiny"}, 6, id=f"{name}-tiny") for name
                       id="mobilenet-64px")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize(("name", "given", "n"), CASES)
 def test_torch_with_the_same_weights(name: str, given: dict[str, Any], n: int, mode: str) -> None:

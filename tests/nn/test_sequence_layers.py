@@ -127,6 +127,7 @@ def test_a_decoder_layer_drops_while_it_trains() -> None:
     assert bits(layer(x, memory)) == bits(layer(x, memory))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_are_torchs_eager_and_recorded(mode: str) -> None:
     """Empty bags at each end, repeated rows, rows that do not count; bags of one length as well."""

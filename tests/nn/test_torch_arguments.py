@@ -245,6 +245,7 @@ def shared(mine: ModuleType | Any, torchs: Any) -> list[str]:
     return [name for name in mine.__all__ if callable(getattr(torchs, name, None)) and name not in APART]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", shared(F, torch.nn.functional))
 def test_every_argument_of_a_function(name: str) -> None:
     torchs, ours = getattr(torch.nn.functional, name), getattr(F, name)
@@ -257,6 +258,7 @@ def test_every_argument_of_a_function(name: str) -> None:
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [n for n in shared(nn, torch.nn) if isinstance(getattr(torch.nn, n), type)])
 def test_every_argument_of_a_layer(name: str) -> None:
     torchs, ours = getattr(torch.nn, name), getattr(nn, name)

@@ -185,6 +185,7 @@ def check_bits(micro_batches: int, given: dict[str, Any], seeds: Any) -> None:
     same_in_any_order(make, training(micro_batches)[2], seeds)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("given", VARIANTS, ids=str)
 def test_lanes_and_random_orders_have_the_bits_of_eager_steps(given: dict[str, Any], both_lanes: str) -> None:
     check_bits(2, given, range(2))

@@ -42,6 +42,7 @@ CASES = [*((shapes, causal, False, 0) for shapes in PLAIN for causal in (False, 
          (MASKED, False, True, 0), (MASKED, True, True, 0), (MASKED, True, False, 3), (MASKED, True, True, 2)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize(("shapes", "causal", "masked", "offset"), CASES)
 def test_it_equals_attention_that_keeps_its_probabilities(shapes, causal, masked, offset, dropout, monkeypatch):

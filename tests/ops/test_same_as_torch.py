@@ -262,14 +262,20 @@ def is_smooth(name: str) -> bool:
             and not any(word in name for word in ("zeros", "ruled out", "ties")))
 
 
-def test_finite_differences() -> None:
-    for name in filter(is_smooth, ALL):
+SMOOTH = [*filter(is_smooth, ALL)]
+OF_EACH = list({name.split()[0].strip(","): name for name in reversed(SMOOTH)}.values())  #: one call of each function
+
+
+@pytest.mark.parametrize("names", [OF_EACH, pytest.param(SMOOTH, marks=pytest.mark.slow)], ids=len)
+def test_finite_differences(names: list[str]) -> None:
+    for name in names:
         mine, _, f, arrays, *_ = ALL[name]
         with named(name):
             gradcheck(lambda *tensors, f=f, mine=mine: f(mine, *tensors), *arrays,
                       **{"rtol": 1e-5, "atol": 1e-7} if "norm" in name else {})
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:reduction. 'mean'")  # torch's advice to prefer batchmean
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_values_and_gradients_are_torchs(dtype: str) -> None:

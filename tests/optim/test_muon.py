@@ -140,7 +140,7 @@ def digest(capsys: pytest.CaptureFixture[str], *more: str) -> str:
     return str(reported(capsys, *TRAIN, *more)["params_sha256"])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [
     [], ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
     ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1", "--micro-batches", "4"],

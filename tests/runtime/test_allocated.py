@@ -33,6 +33,7 @@ def step(run: Runtime, recorded: Recorded) -> None:
     run(*recorded._split(*next(recorded.train_data)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("recompute", ["none", "sqrt", "all"])
 @pytest.mark.parametrize("scheduler", ["in_order", "multi_region"])
 @pytest.mark.parametrize("job", [GPT, RESNET], ids=["gpt", "resnet20"])
@@ -59,7 +60,7 @@ def test_a_step_is_few_calls_of_python():
     assert len(python_calls(lambda: run(*inputs))) <= 13
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [
     *({"scheduler": name, "ranks": 1, "replicas": 2, "micro_batches": 1, "recompute": again} for name, again in (
         ("barrier", "sqrt"), ("reverse_first_k", "all"), ("dear", "none"))),

@@ -131,6 +131,7 @@ def test_an_interrupt_during_imports(module):
     stopped(run(IN_AN_IMPORT, module, *TRAIN))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("module", ["minidl.system.interrupts", "threading", "minidl.cli", "numpy"])
 def test_an_interrupt_that_python_loses_in_an_import(module):
     """It falls into the callback by which Python forgets the lock of a module that has been imported. Python prints

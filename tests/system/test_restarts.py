@@ -187,6 +187,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_without_kills(capsys: Any, tmp_p
     assert "the run ended with exit code 137; it starts again, from step" in done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "kind", "more"), [
     ("SIGINT", "one process", []), ("SIGTERM", "one process", SUPERVISED),
     pytest.param("SIGINT", "pipeline", [], marks=pytest.mark.wide),

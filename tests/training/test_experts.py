@@ -36,7 +36,7 @@ def on_one_stream(flags: str) -> str:
     return trained(f"{flags}--scheduler in_order --micro-batches 4")[0]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("more", "flags"), [
     (DROPS, "--scheduler multi_stream --micro-batches 4"),
     (DROPS, "--scheduler in_order --micro-batches 4 --recompute all"),
@@ -54,6 +54,7 @@ def test_the_bits_are_those_of_one_stream(more: str, flags: str) -> None:
     assert trained(more + flags)[0] == on_one_stream(more + "--clip 0.5 " * ("--clip" in flags))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", ["--scheduler in_order", "--parallel data --ranks 2", PIPELINE + "zb_h1"])
 def test_the_log_has_the_load_of_every_expert(flags: str, tmp_path: Any) -> None:
     """Of all ranks, since the record before."""

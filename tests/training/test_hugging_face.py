@@ -56,6 +56,7 @@ def check_equal(mine: Any, other: Any) -> None:
         np.testing.assert_allclose(mine(ids).numpy(), other(torch.from_numpy(ids)).logits.numpy(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shard", ["5GB", "40KB"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", NETWORKS)

@@ -184,6 +184,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
         assert says in train(capsys, "--steps", 1, *flags, code=2)[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["zb_h1", "data"])
 def test_ranks_log_and_judge_as_one_device_does(capsys, tmp_path, kind):
     flags = ["--dtype", "float64", "--epochs", 2, "--log-every", 5, "--lr-schedule", "cosine", "--warmup", 2]
@@ -198,6 +199,7 @@ def test_ranks_log_and_judge_as_one_device_does(capsys, tmp_path, kind):
     assert checkpoint.peek(tmp_path / "c" / "best").test
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["zb_h1", "data"])
 def test_ranks_wait_for_an_evaluation_as_long_as_it_takes(capsys, monkeypatch, kind):
     """In a step they would wait ten times `wait_seconds` for a rank that is at work."""
@@ -279,7 +281,7 @@ def test_test_data_that_cannot_be_read_lose_no_step(capsys, tmp_path, fragile, r
     assert resumed["params_sha256"] == whole["params_sha256"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", ["alone", "data", "gpipe", "pipedream"])
 def test_training_data_that_a_rank_cannot_read_lose_no_step(capsys, tmp_path, fragile, ranks):
     """Of data-parallel ranks only one reads the sample; all ranks of a pipeline do."""
@@ -489,6 +491,7 @@ def test_a_network_writes_only_with_the_tokens_that_it_knows(capsys, tmp_path, w
         f"minidl: {tmp_path / 'c'}: its tokenizer has 270 tokens, and its network knows 256\n")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", ["alone", "data"])
 def test_a_run_goes_on_only_with_its_own_tokenizer(capsys, tmp_path, ranks):
     """A vocabulary that is trained on other text has as many tokens, which mean something else."""

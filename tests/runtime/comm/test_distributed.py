@@ -211,6 +211,7 @@ class Boom(Exception):
     pass
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["no_overlap", "barrier", "reverse_first_k", "dear"])
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_rank_that_raises_ends_the_others_with_its_rank_and_error(name, step):
@@ -227,6 +228,7 @@ def test_a_rank_that_raises_ends_the_others_with_its_rank_and_error(name, step):
         assert "rank 1 failed: Boom: out of patience" in str(seen[rank][0])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Kind.F, Kind.W, Kind.U])
 def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind, both_lanes):
     own, errors = prepared(of("priority")), {}

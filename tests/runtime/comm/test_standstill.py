@@ -280,7 +280,7 @@ def test_a_rank_that_awaits_the_sums_of_its_last_step_says_so(monkeypatch: Any, 
     assert verdict(seen).ranks == (1,)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("flags", [
     ["--scheduler", "multi_stream"], ["--scheduler", "pd_asgd", "--scheduler-arg", "clock=real"], [*DATA, "priority"],
     [*DATA, "priority", "--order", "hint"], [*DATA, "layup"], [*DATA, "barrier", "--shard", "3"], [*PIPELINE, "zb_h1"],
