@@ -145,11 +145,10 @@ DEEP = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=1
         "analytic"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", [
-    ["--scheduler", "in_order"],
-    pytest.param(["--parallel", "data", "--ranks", "2", "--scheduler", "barrier"], marks=pytest.mark.slow),
-    pytest.param(["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "gpipe"],
-                 marks=pytest.mark.slow)], ids=lambda s: s[1])
+    ["--scheduler", "in_order"], ["--parallel", "data", "--ranks", "2", "--scheduler", "barrier"],
+    ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "gpipe"]], ids=lambda s: s[1])
 def test_a_limit_alone_picks_the_fastest_plan_below_it_and_says_why(capsys: Any, subject: list[str]) -> None:
     plan = ["plan", *DEEP, *subject]
     whole, least = (reported(capsys, *plan, "--recompute", how)["peak_bytes"] for how in ("none", "all"))

@@ -98,7 +98,7 @@ SAVED = {f"{i} {told.split()[0]}": ([*network, *ranks], ["--scheduler", *told.sp
 FIGURES = {"tasks", "waits", "peak_bytes", "peak_activations", "predicted_step_ms"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_plan_is_checked_and_runs_with_the_same_bits(name, tmp_path, capsys, monkeypatch):
     """And has the figures that it was planned with. It says its cut, its parts, how ranks sum, and the policy whose

@@ -45,6 +45,7 @@ def all_late(graph: Any, arrange: Any = schedulers.in_order) -> Any:
     return late_schedule(graph, np.flatnonzero(~must_stay(graph)), arrange)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(*pairs(2, seed=range(4), kind=[StreamExecutor, GraphExecutor],
                                 optimizer=["sgd", "muon", "adamw"]))
 def test_schedules_give_the_bits_of_the_sequential_run(device, kind, seed, optimizer):
@@ -60,7 +61,7 @@ def test_the_device_computes_what_the_cpu_does(device):
         np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 @pytest.mark.parametrize("seed", range(3))
 def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed, kind):
@@ -241,7 +242,7 @@ def _with_logits(self: Any, x: Any, y: Any) -> Any:
     return loss, logits
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_results_of_a_captured_step_can_be_read_at_any_time(device, monkeypatch, seed):
     """Whatever the arrays of its inputs are, which the caller overwrites; wrong ones in between change nothing."""

@@ -168,7 +168,7 @@ def costs(sizes: dict[int, int]) -> float:
     return 5 + 1e-3 * sum(sizes.values())
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("shard", ["1", "3,prefetch=0,keep=none", "3"])
 @pytest.mark.parametrize("name", ["one_f_one_b", "interleaved"])

@@ -88,7 +88,7 @@ CASES = [*(pytest.param(name, {"preset": "tiny"}, 6, id=f"{name}-tiny") for name
                       id="mobilenet-64px")]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize(("name", "given", "n"), CASES)
 def test_torch_with_the_same_weights(name: str, given: dict[str, Any], n: int, mode: str) -> None:
@@ -154,7 +154,7 @@ def training(name: str, micro_batches: int) -> Any:
     return make
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", TINY)
 def test_every_order_gives_the_same_bits(name: str, micro_batches: int) -> None:

@@ -44,7 +44,7 @@ def test_groups_have_the_bits_of_single_tasks(policy: str, micro_batches: int) -
         assert case(micro_batches).trained(grouped, 3) == case(micro_batches).trained(SequentialExecutor, 3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [
     *({"scheduler": policy, "options": {"group_weights": size}} for policy, size in (
         ("priority", 2), ("barrier", 99), ("buckets", 2), ("fifo", 99), ("dear", 2), ("reverse_first_k", 99))),

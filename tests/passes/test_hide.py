@@ -197,7 +197,7 @@ ON_RANKS: dict[str, dict[str, Any]] = {
     "a hint": {"options": {"order": "hint"}, "scheduler": "fifo"}}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_ranks_leave_the_bits_of_one_process(name, monkeypatch):
     monkeypatch.setattr(rank_runs, "COST", TRAVELS)

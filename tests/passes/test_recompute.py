@@ -83,7 +83,7 @@ def test_statistics_that_change_before_the_second_run_are_read_only_once():
     assert weights_after(()) == weights_after(range(20))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "parts"), [("mobilenet_v3_large", 2), ("densenet121", 3), ("gpt", 2), ("rnn", 3)])
 def test_each_r_is_cut_as_its_f_so_that_a_split_step_has_equal_bits(model: str, parts: int):
     graph = Recorded(Job(model=model, model_args={"preset": "tiny"}, batch_size=8)).graph

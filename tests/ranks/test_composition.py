@@ -81,7 +81,7 @@ def read() -> dict[tuple[str, str], str]:
             for other, cell in zip(names, row[1:], strict=True) if cell}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_pair_is_as_the_page_says(one: str, other: str) -> None:
     assert outcome(one, other) == read()[one, other]

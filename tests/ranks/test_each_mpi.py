@@ -30,7 +30,7 @@ def test_loop_back_adds_in_the_order_of_ranks() -> None:
     assert in_one_process()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @under_each_mpi
 def test_each_mpi_gives_the_bits_of_loop_back(name: str) -> None:
     done = start(needed(name), name, RANKS, str(HERE / "cancelling_sums.py"))

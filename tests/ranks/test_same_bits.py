@@ -167,7 +167,7 @@ DEFERRED = """0UNSHARD,3UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,3RECV_F0,3F0,3I0,3SEND
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("more", [{}, MIXED], ids=str)
 @pytest.mark.parametrize("name", CLASSES)
@@ -184,7 +184,7 @@ def test_a_deferred_grid_leaves_the_bits_of_one_process(name: str, more: dict[st
     assert rank_runs.on_ranks(settings, own).tensors == alone(settings).tensors
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.1}, MIXED], ids=str)
 @pytest.mark.parametrize("text", [PLACED, "interleaved", "dualpipe_v", "zb_v"], ids=str)
 def test_a_placed_grid_leaves_the_bits_of_one_process(text: str, more: dict[str, Any], tmp_path: Any) -> None:

@@ -88,6 +88,7 @@ class Run:
         return bits(*(t for _, t in tensors)) + counter + json.dumps(self.loader.state()).encode()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_resume_gives_the_bits_of_an_uninterrupted_run(optimizer: str, recorded: bool, tmp_path: Path) -> None:

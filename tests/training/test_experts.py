@@ -36,7 +36,7 @@ def on_one_stream(flags: str) -> str:
     return trained(f"{flags}--scheduler in_order --micro-batches 4")[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("more", "flags"), [
     (DROPS, "--scheduler multi_stream --micro-batches 4"),
     (DROPS, "--scheduler in_order --micro-batches 4 --recompute all"),

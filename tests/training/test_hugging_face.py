@@ -140,6 +140,7 @@ def test_the_line_about_a_distributed_checkpoint_says_what_makes_a_pickle_of_it(
     assert all(read[name].equal(value) for name, value in saved.state_dict().items())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "more"), [
     *(("GPT2LMHeadModel", {"activation_function": f"gelu_{way}"})
       for way in ("new", "pytorch_tanh", "python_tanh", "fast", "accurate")),

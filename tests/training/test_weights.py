@@ -59,7 +59,7 @@ def outputs(model: Any, other: Any) -> tuple[Any, Any]:
         return model(x).numpy(), other(given).numpy()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "arguments"), CASES)
 def test_torchs_weights_give_torchs_outputs_and_go_back_as_they_came(name: str, arguments: dict[str, Any],
                                                                      tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def planned(name: str, ranks: int, micro_batches: int) -> list[Any]:
     return own
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [
     ("one_f_one_b", 2, 4), ("interleaved", 2, 4), ("interleaved", 4, 4),
     *((name, 4, few) for few in (1, 2, 3) for name in (

@@ -242,6 +242,7 @@ def test_its_options_and_its_kinds() -> None:
         ml.schedulers.registry.of_function("late", late, "none")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gpipe", "zero_bubble"])
 def test_a_network_trains_under_it_with_the_same_bits(name: str, capsys: Any) -> None:
     code, found = run_json(capsys, "compare", "--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "8",

@@ -125,6 +125,7 @@ def by_clock(graph: Any, plan: Any, forward: int, backward: int, queue: int) -> 
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("forward", "backward", "queue"), [(1, 2, 1), (1, 1, 3), (3, 2, 0)])
 def test_each_task_reads_the_version_of_a_clock_by_hand(forward: int, backward: int, queue: int) -> None:
     options = {"forward": forward, "backward": backward, "queue": queue}
