@@ -414,6 +414,7 @@ def test_a_resident_step_is_a_graph_without_uploads_on_a_batch_that_stays(device
     again.close()
 
 
+@pytest.mark.slow
 def test_no_prediction_uses_a_step_of_its_own_schedule(device, monkeypatch):
     """The strength of contention comes from multi_stream's step on the device, without the host's part, and predicts
     multi_region; multi_stream itself is predicted as if it had not run."""

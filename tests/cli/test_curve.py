@@ -21,12 +21,11 @@ PIPELINE = ["--model", "gpt", "--model-arg", "preset=tiny", "--batch-size", "8",
             "pipeline", "--ranks", "2", "--micro-batches", "4"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    [*NETWORK, "--scheduler", "in_order"], pytest.param(SMALL, marks=pytest.mark.slow),
+    [*NETWORK, "--scheduler", "in_order"], SMALL,
     [*NETWORK, "--parallel", "data", "--ranks", "2", "--scheduler", "barrier"],
-    pytest.param([*PIPELINE, "--scheduler", "zb_h1"], marks=pytest.mark.slow),
-    pytest.param([*PIPELINE, "--scheduler", "pipedream_2bw"], marks=pytest.mark.slow)],
+    [*PIPELINE, "--scheduler", "zb_h1"], [*PIPELINE, "--scheduler", "pipedream_2bw"]],
     ids=["in_order", "all of one device", "data", "zb_h1", "stale"])
 def test_no_point_is_beaten_and_each_command_makes_its_plan(capsys: Any, tmp_path: Path, monkeypatch: Any,
                                                             flags: list[str]) -> None:

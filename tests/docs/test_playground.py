@@ -45,6 +45,7 @@ def test_the_page_says_how_to_read_it_and_its_gallery_shows_every_policy_with_it
             assert f"bubble {100 * entry['bubble']:.1f} %, peak {round(entry['peak'], 4):g}" in text
 
 
+@pytest.mark.slow
 def test_the_gallery_shows_all_other_methods_with_commands_that_run(still, tmp_path):
     """Each that computes something else than the recorded step, and what hides exchanges. After a change: python
     docs/playground/build.py."""

@@ -87,6 +87,7 @@ def test_layers_that_work_in_place_or_return_their_input(net, capsys):
         assert sum(found["sizes"]["layers"]) == 8
 
 
+@pytest.mark.slow
 def test_the_table_for_people_has_a_row_for_each_stage(net, capsys):
     out = shown(capsys, "profile", f"{net}:net", "--stages", "2")
     assert "input grad" in out

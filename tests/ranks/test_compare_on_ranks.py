@@ -44,6 +44,7 @@ def test_arms_of_a_pipeline_have_equal_bits_which_are_those_of_train(capsys: Any
     assert [arm["scheduler"] for arm in by_default["arms"]] == ["gpipe", "one_f_one_b"]
 
 
+@pytest.mark.slow
 def test_so_have_data_parallel_ones(capsys: Any) -> None:
     record = compared(capsys, *DATA, "--schedulers", "barrier,priority")
     assert (record["bit_identical"], record["ranks"]) == (True, 2)
