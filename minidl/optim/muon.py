@@ -51,7 +51,7 @@ class Muon(AdamW):
         self._checked("matrix_eps", rates=("momentum",))
 
     def orthogonal(self, i: int) -> bool:
-        """Whether an orthogonal direction moves parameter i, not AdamW. A group that comes later is divided by shape."""
+        """Whether an orthogonal direction moves parameter i, not AdamW. Groups that come later are divided by shape."""
         return i not in self._others and len(self.parameters[i].shape) == 2
 
     def states_of(self, i: int) -> list[Tensor]:
