@@ -17,6 +17,7 @@ Both are bound once to fixed arrays and then only called: they may allocate whil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -46,6 +47,7 @@ class _Kernels(dict[str, "Kernel"]):
 
 
 KERNELS = _Kernels()
+_AXES = re.compile(r"(S(,S)*->S(,S)*)?".replace("S", r"(=|(\.\.\.)?[A-Za-z]*\*?[A-Za-z]*)"))  # see `kernel`
 
 
 @dataclass
@@ -65,6 +67,14 @@ class Kernel:
     over: Sequence[tuple[int, int]] = ()
     _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
     _cuda: Callable[..., Sequence[Call]] | None = field(default=None, repr=False)
+
+    def cut(self, reads: Sequence[Any], constants: dict[str, Any]) -> str:
+        """Along which axes a launch may be cut; none if it must stay whole. Raises KernelError for another text."""
+        axes = self.axes(reads, **constants) if callable(self.axes) else self.axes
+        if not isinstance(axes, str) or not _AXES.fullmatch(axes):
+            raise KernelError(f"the axes of kernel {self.name} are {axes!r:.60}; write a label for each axis of each "
+                              f"array, such as 'mi,oi,o->mo', or '' if launches must stay whole")
+        return axes
 
     def company(self, reads: Sequence[Any], writes: Sequence[Any], constants: dict[str, Any]) -> str:
         """The text that `alike` gives a launch; none without it."""
@@ -131,6 +141,13 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
         if name in KERNELS:
             raise KernelError(f"kernel {name} is defined twice, the second time by "
                               f"{reference.__module__}.{reference.__qualname__}")
+        for what, value in (("work", work), ("flops", flops), ("window", window), ("alike", alike)):
+            if value is not None and not callable(value):
+                raise KernelError(f"{what} of kernel {name} is {value!r:.60}; it must be a function")
+        if not isinstance(over, Sequence) or not all(
+                isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(i, int) and i >= 0 for i in pair)
+                for pair in over):
+            raise KernelError(f"over of kernel {name} is {over!r:.60}; give pairs (result, read), such as [(0, 0)]")
         KERNELS[name] = Kernel(name, reference, work, flops, axes=axes, window=window, alike=alike, over=over)
         return KERNELS[name]
 

@@ -141,7 +141,7 @@ class CPU:
 
     def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
         """How a launch of this kernel may be cut; None if it must stay whole."""
-        axes = kernel.axes(reads, **constants) if callable(kernel.axes) else kernel.axes
+        axes = kernel.cut(reads, constants)
         return _cuts(kernel.name, axes, kernel.window) if axes else None
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:

@@ -17,10 +17,10 @@ def in_place(draft: Draft) -> None:
     for i, entry in draft.numbered():
         for at in range(0 if draft.device.captures else len(entry.launches)):
             launch = entry.launches[at]
-            for result, read in KERNELS[launch.kernel].over:
-                if read < len(launch.reads) and _may(draft, i, at, launch.writes[result], launch.reads[read]):
-                    draft.moved(launch.writes[result], launch.reads[read])
-                    break
+            pairs = ((launch.writes[result], launch.reads[read]) for result, read in KERNELS[launch.kernel].over
+                     if result < len(launch.writes) and read < len(launch.reads))
+            if pair := next((pair for pair in pairs if _may(draft, i, at, *pair)), None):
+                draft.moved(*pair)
 
 
 def _may(draft: Draft, i: int, at: int, y: View, x: View) -> bool:

@@ -104,10 +104,8 @@ def cut_in_parts(launches: tuple[Launch, ...], count: int) -> tuple[Part, ...]:
     axes = [axes_of(launch) for launch in launches]
     labels = [[*_labels(launch, *own, count), ""] for launch, own in zip(launches, axes, strict=True)]
     for chosen in islice(product(*labels), TRIES):
-        if any(chosen):
-            parts = tuple(_part(launches, axes, chosen, count, p) for p in range(count))
-            if not clash(parts):
-                return parts
+        if any(chosen) and not clash(parts := tuple(_part(launches, axes, chosen, count, p) for p in range(count))):
+            return parts
     return ()
 
 
@@ -133,21 +131,22 @@ def axes_of(launch: Launch) -> tuple[Axes, Axes]:
     if launch.cuts is None:
         return [], []
     reads, writes = (side.split(",") for side in launch.cuts.axes.split("->"))
-    return ([_labelled(axes, v) for axes, v in zip(reads, launch.reads, strict=False)],
-            [_labelled(axes, v) for axes, v in zip(writes, launch.writes, strict=False)])
+    return ([_labelled(axes, v, launch.kernel) for axes, v in zip(reads, launch.reads, strict=False)],
+            [_labelled(axes, v, launch.kernel) for axes, v in zip(writes, launch.writes, strict=False)])
 
 
-def _labelled(axes: str, view: View) -> list[str]:
+def _labelled(axes: str, view: View, kernel: str) -> list[str]:
     if axes == "=":
         first = next((i for i, n in enumerate(view.shape) if n > 1), 0)
         return ["=" * (i == first) for i in range(view.ndim)]
     if axes.startswith("..."):
         lead = view.ndim - len(axes) + 3
-        return [*(f".{lead - i}" for i in range(lead)), *_labelled(axes[3:], replace(view, shape=view.shape[lead:]))]
+        rest = replace(view, shape=view.shape[lead:])
+        return [*(f".{lead - i}" for i in range(lead)), *_labelled(axes[3:], rest, kernel)]
     head, star, tail = axes.partition("*")
-    assert len(head + tail) == view.ndim or (star and len(head + tail) < view.ndim), f"{axes} for shape {view.shape}"
-    free = [""] * (view.ndim - len(head + tail))
-    return [*(c * c.islower() for c in head), *free, *(c * c.islower() for c in tail)]
+    if (free := view.ndim - len(head + tail)) and not (star and free > 0):
+        raise ValueError(f"the axes {axes!r} of kernel {kernel} do not fit {view.shape}; give each axis one label")
+    return [*(c * c.islower() for c in head), *[""] * free, *(c * c.islower() for c in tail)]
 
 
 def _length(view: View, axes: Sequence[str], label: str) -> int:

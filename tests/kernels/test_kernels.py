@@ -13,7 +13,7 @@ from kernel_examples import IN_PLACE, STRIDED, arrays, examples, in_place, strid
 from numba.core.registry import cpu_target
 
 import minidl as ml
-from minidl.kernels import KERNELS, Kernel, KernelError, kernel
+from minidl.kernels import KERNELS, Kernel, KernelError, kernel, registry
 from minidl.kernels.hints import X86, wide
 from minidl.kernels.registry import jitted
 
@@ -149,6 +149,23 @@ def test_a_kernel_without_a_cpu_form_says_how_to_define_one(monkeypatch):
 def test_a_cpu_form_that_gives_no_calls_is_told(form):
     with pytest.raises(KernelError, match="form of kernel mine gave a .*; it must return a list of calls"):
         Kernel("mine", lambda xp, x: -x).cpu(form).bind([np.ones(2)], [np.ones(2)], [], {})
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    ({"axes": 3}, "the axes of kernel mine are 3; write a label"), ({"axes": "mi"}, "axes of kernel mine are 'mi'"),
+    ({"axes": lambda reads: 5}, "the axes of kernel mine are 5"), ({"axes": "m i->m"}, "kernel mine are 'm i->m'"),
+    ({"over": 3}, "over of kernel mine is 3; give pairs"), ({"over": [0, 1]}, "over of kernel mine is"),
+    ({"work": [(2,)]}, "work of kernel mine is .*; it must be a function"), ({"alike": "x"}, "alike of kernel mine is"),
+    ({"flops": 2.0}, "flops of kernel mine is 2.0"), ({"window": 1}, "window of kernel mine is 1")])
+def test_what_a_kernel_says_of_itself_is_checked(monkeypatch, more, message):
+    monkeypatch.setattr(registry, "KERNELS", {})
+    with pytest.raises(KernelError, match=message):
+        kernel("mine", **more)(lambda xp, x: -x).cut([], {})
+
+
+def test_the_texts_of_axes_of_all_kernels_are_known():
+    texts = [one for one in KERNELS.values() if isinstance(one.axes, str)]
+    assert [one.cut([], {}) for one in texts] == [one.axes for one in texts]
 
 
 def test_a_kernel_is_defined_once():

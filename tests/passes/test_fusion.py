@@ -18,6 +18,7 @@ from minidl.cli import main
 from minidl.core.graph import Role, TaskGraph
 from minidl.core.placement import Refused
 from minidl.fusion import RULES, fused
+from minidl.kernels import KERNELS
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import CheckingExecutor, GraphExecutor, SequentialExecutor, StreamExecutor
 
@@ -471,6 +472,12 @@ def test_only_what_nobody_needs_afterwards_is_written_over(later: str):
 
     found = fused(ml.record(step, np.ones((4, 4), np.float32)), ml.device.cpu(), ["in_place"])
     assert ("relu" in over(found)) == (later == "nothing")
+
+
+def test_arrays_that_a_launch_lacks_are_not_written_over(monkeypatch: pytest.MonkeyPatch):
+    graph = ml.record(lambda x: nn.relu(x * 2.0).sum(), np.ones((4, 4), np.float32))
+    monkeypatch.setattr(KERNELS["relu"], "over", [(1, 0), (0, 1)])
+    assert "relu" not in over(fused(graph, ml.device.cpu(), ["in_place"]))
 
 
 def test_stages_write_over_nothing_of_each_other(capsys: pytest.CaptureFixture[str]):

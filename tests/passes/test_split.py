@@ -15,12 +15,12 @@ import minidl as ml
 from minidl import models, nn, optim
 from minidl.core.graph import Launch, TaskGraph, View
 from minidl.core.placement import Refused
-from minidl.core.tasks import Kind, parse_task, task_name, unpack, widths
+from minidl.core.tasks import Cuts, Kind, parse_task, task_name, unpack, widths
 from minidl.fusion import fused
 from minidl.kernels import KERNELS, conv
 from minidl.passes.draft import Draft
 from minidl.passes.recompute import recompute
-from minidl.passes.split import Part, bounds, clash, overlap, split
+from minidl.passes.split import Part, axes_of, bounds, clash, overlap, split
 from minidl.runtime.checking import random_schedule
 
 
@@ -301,6 +301,13 @@ def test_numpy_negates_strided_columns():
     for thunk in KERNELS["neg"].bind([x[:, 1:2]], [y[:, 1:2]], [], {}):
         thunk()
     assert y.ravel().tolist() == [0, -1, 0, 0, 0, -5, 0, 0]
+
+
+@pytest.mark.parametrize("axes", ["->", "m->m", "mik->mik", "mi*o->mi*o", "...mik->...mik"])
+def test_axes_that_do_not_fit_the_arrays_are_told(axes: str):
+    view = View(0, (4, 6), (6, 1), 0, "float32")
+    with pytest.raises(ValueError, match=r"of kernel relu do not fit \(.*\); give each axis one label"):
+        axes_of(Launch("relu", (view,), (view,), cuts=Cuts(axes, lambda *_: ())))
 
 
 def test_a_launch_without_axes_stays_whole():
