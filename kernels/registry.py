@@ -118,8 +118,10 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
            axes: str | Callable[..., str] = "", window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None,
            alike: Callable[..., str] | None = None, over: Sequence[tuple[int, int]] = ()
            ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Defines a kernel by its reference (a decorator). `work(reads, writes, **constants)` returns its scratch arrays;
-    `flops(reads, writes)` its number of operations. Reads and writes have shape and size.
+    """Defines a kernel by its reference (a decorator); a cell or module that runs again defines it anew.
+
+    `work(reads, writes, **constants)` returns its scratch arrays; `flops(reads, writes)` its number of operations.
+    Reads and writes have shape and size.
 
     `axes`: along which axes a launch may be cut into parts that write disjoint elements, one label for each axis of
     each array, as in `mi,oi,o->mo`; or a function `(reads, **constants)` to that. Arrays that a launch lacks at the end
@@ -138,7 +140,7 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
     """
 
     def define(reference: Callable[..., Any]) -> Kernel:
-        if name in KERNELS:
+        if name in KERNELS and not _anew(KERNELS[name].reference, reference):
             raise KernelError(f"kernel {name} is defined twice, the second time by "
                               f"{reference.__module__}.{reference.__qualname__}")
         for what, value in (("work", work), ("flops", flops), ("window", window), ("alike", alike)):
@@ -152,6 +154,13 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
         return KERNELS[name]
 
     return define
+
+
+def _anew(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether both are one definition that has run twice: a cell of a notebook, a module under two names."""
+    files = [getattr(getattr(function, "__code__", None), "co_filename", None) for function in (one, other)]
+    return one.__qualname__ == other.__qualname__ and (
+        one.__module__ == other.__module__ or files[0] == files[1] is not None)
 
 
 def ufunc(function: np.ufunc, *arrays: Any) -> Thunk:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numba
 import numpy as np
 import pytest
@@ -171,6 +173,22 @@ def test_the_texts_of_axes_of_all_kernels_are_known():
 def test_a_kernel_is_defined_once():
     with pytest.raises(KernelError, match="kernel relu is defined twice"):
         kernel("relu")(lambda xp, x: x)
+
+
+@pytest.mark.parametrize(("file", "module", "function", "anew"), [  # of the second definition
+    ("ops.py", "one", "mine", True), ("cell.py", "one", "mine", True), ("ops.py", "two", "mine", True),
+    ("other.py", "two", "mine", False), ("ops.py", "one", "other", False)])
+def test_a_cell_or_module_that_runs_again_defines_its_kernels_anew(monkeypatch, file, module, function, anew):
+    monkeypatch.setattr(registry, "KERNELS", {})
+
+    def run(file, module, function, factor):
+        text = f"@kernel('mine')\ndef {function}(xp, x):\n    return {factor} * x"
+        exec(compile(text, file, "exec"), {"__name__": module, "kernel": kernel})
+
+    run("ops.py", "one", "mine", 2)
+    with nullcontext() if anew else pytest.raises(KernelError, match="kernel mine is defined twice"):
+        run(file, module, function, 3)
+    assert registry.KERNELS["mine"].reference(np, 1) == (3 if anew else 2)
 
 
 def test_a_loop_may_ask_for_longer_vectors():
