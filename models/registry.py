@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from inspect import getfile
 from numbers import Integral
 from typing import Any
 
@@ -38,11 +39,16 @@ RATES = {"": {"sgd": 0.05, "adam": 0.003, "adamw": 0.003, "nadamw": 0.003, "rmsp
 
 
 def model(name: str = "", **presets: dict[str, Any]) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
-    """Registers a function that builds a network, under `name` or its own name, with its presets."""
+    """Registers a function that builds a network, under `name` or its own name, with its presets. A cell or module that
+    runs again registers it anew."""
 
     def register(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         key = name or build.__name__
-        assert key not in _MODELS, f"model {key} is defined twice"
+        known = _MODELS[key].build if key in _MODELS else build
+        if known.__name__ != build.__name__ or (
+                known.__module__ != build.__module__ and getfile(known) != getfile(build)):
+            raise ValueError(f"model {key} is defined twice, the second time in {getfile(build)}; give it another name: "
+                             f"@model('NAME')")
         _MODELS[key] = _Entry(build, presets)
         return build
 

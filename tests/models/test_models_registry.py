@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from helpers import NETWORKS
 
 from minidl import models
+from minidl.models import registry
 from minidl.models.registry import _MODELS
 
 
@@ -48,3 +51,20 @@ def test_every_model_says_what_it_takes(name: str) -> None:
 def test_one_clear_line(name: str, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.create(name, **arguments)
+
+
+@pytest.mark.parametrize(("file", "module", "function", "anew"), [  # of the second definition
+    ("own.py", "one", "net", True), ("cell.py", "one", "net", True), ("own.py", "two", "net", True),
+    ("other.py", "two", "net", False), ("own.py", "one", "other", False)])
+def test_a_cell_or_module_that_runs_again_registers_its_networks_anew(monkeypatch: pytest.MonkeyPatch, file: str,
+                                                                      module: str, function: str, anew: bool) -> None:
+    monkeypatch.setattr(registry, "_MODELS", {})
+
+    def run(file: str, module: str, function: str, width: int) -> None:
+        text = f"@model('net')\ndef {function}(width={width}):\n    pass"
+        exec(compile(text, file, "exec"), {"__name__": module, "model": registry.model})
+
+    run("own.py", "one", "net", 2)
+    with nullcontext() if anew else pytest.raises(ValueError, match="model net is defined twice, the second time in"):
+        run(file, module, function, 3)
+    assert registry.arguments("net") == {"width": 3 if anew else 2}
