@@ -47,8 +47,8 @@ def model(name: str = "", **presets: dict[str, Any]) -> Callable[[Callable[..., 
         known = _MODELS[key].build if key in _MODELS else build
         if known.__name__ != build.__name__ or (
                 known.__module__ != build.__module__ and getfile(known) != getfile(build)):
-            raise ValueError(f"model {key} is defined twice, the second time in {getfile(build)}; give it another name: "
-                             f"@model('NAME')")
+            raise ValueError(f"model {key} is defined twice, the second time in {getfile(build)}; give it another "
+                             f"name: @model('NAME')")
         _MODELS[key] = _Entry(build, presets)
         return build
 
