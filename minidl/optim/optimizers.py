@@ -115,7 +115,7 @@ class Optimizer(Watched):
     def _add(self, groups: Sequence[Mapping[str, Any]], lr: float) -> None:
         every = [*self.parameters, *(p for group in groups for p in group["params"])]
         if not every:
-            raise ValueError("the optimizer needs at least one parameter")
+            raise ValueError("the optimizer needs at least one parameter; lists of layers must be nn.ModuleList")
         if len({id(p) for p in every}) < len(every):
             raise ValueError("a parameter is given to the optimizer twice")
         types = {p.dtype for p in every}
