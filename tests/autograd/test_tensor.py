@@ -518,7 +518,8 @@ def test_layers_and_optimizers_refuse_what_makes_no_sense():
     w = parameter(2)
     refuses(
         (lambda: nn.Linear(0, 2), r"Linear: in_features is 0; it must be a whole number >= 1"),
-        (lambda: ml.models.mlp(3), r"mlp\(3,\)|at least"), (lambda: optim.SGD([], 0.1), "one parameter; lists of layers"),
+        (lambda: ml.models.mlp(3), r"mlp\(3,\)|at least"),
+        (lambda: optim.SGD([], 0.1), "one parameter; lists of layers"),
         (lambda: optim.SGD([w], 0.1, momentum=1.0), "momentum is 1.0"),
         (lambda: optim.SGD([w], 0.1, nesterov=True), "nesterov needs momentum"),
         (lambda: optim.Adam([w], betas=(1.0, 0.9)), r"betas are \(1.0, 0.9\)"),
