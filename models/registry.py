@@ -128,6 +128,8 @@ def _built(name: str, given: dict[str, Any]) -> nn.Module:
     if not isinstance(shape, tuple) or not all(isinstance(size, Integral) and size > 0 for size in shape):
         raise ValueError(f"model {name}: input_shape is {shape!r:.60}; it must be a tuple of whole numbers "
                          f"above 0, such as (28, 28, 1), or (64,)")
+    if not isinstance(made.classes, Integral) or made.classes < 0:
+        raise ValueError(f"model {name}: classes is {made.classes!r:.60}; it must be a whole number above 0")
     if not shape or not made.classes:
         missing = " and ".join(key for key in ("input_shape", "classes") if not getattr(made, key))
         raise ValueError(f"model {name} lacks {missing}; set on its class: input_shape = (28, 28, 1), the shape of one "

@@ -40,13 +40,14 @@ def values(split, seed): return np.zeros((100, 2)), np.zeros(100)
 def one_argument(graph): return None
 def leaves(*_): raise SystemExit(0)
 class Shaped(Net):
-    def __init__(self, shape):
+    def __init__(self, shape, classes=3):
         super().__init__()
-        self.input_shape = shape
+        self.input_shape, self.classes = shape, classes
 def number_as_shape(): return Shaped(2)
 def list_as_shape(): return Shaped([2])
 def array_as_shape(): return Shaped(np.array([2, 2]))
 def open_shape(): return Shaped((None, 2))
+def text_as_classes(): return Shaped((2,), '3')
 '''
 #: words of the cases below that stand for several
 WORDS = {"STAGED": "SMALL --steps 3 --micro-batches 4 --parallel pipeline --ranks 2",
@@ -73,6 +74,7 @@ train --model own.py:number_as_shape => input_shape is 2; it must be a tuple of 
 train --model own.py:list_as_shape => input_shape is [2]; it must be a tuple
 info --model own.py:array_as_shape => input_shape is array([2, 2]); it must be a tuple
 info --model own.py:open_shape => input_shape is (None, 2); it must be a tuple
+train --model own.py:text_as_classes => text_as_classes: classes is '3'; it must be a whole number above 0
 train --model own.py:five --data own.py:points => gives (64, 5) for a batch of 64; expected (64, 3)
 train --model own.py:looking --data own.py:points => in another step: return it from the step instead, choose
 train --model own.py:net --data own.py:values => own.py:net gives 3; if y are classes, make them whole numbers
