@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from inspect import Parameter
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from ..plans.plan import Plan
 from ..plans.program import lower
 from ..pricing.cost import CostModel
 from .iterations import Iterations, Rules, search
-from .ordered import Ordered, beyond, taken
+from .ordered import Ordered, beyond
 
 BUCKET_BYTES = 25 * 2**20  #: as in DDP
 PART_BYTES = 2**20
@@ -54,16 +54,22 @@ class Policy:
         return beyond(self.order, 3) | (beyond(self.sums) if self.sums else {})
 
     @cached_property
+    def taken(self) -> frozenset[str]:
+        """The names of the options that `order` accepts."""
+        return frozenset(signature(self.order).parameters)
+
+    @cached_property
     def name(self) -> str:
         return self.order.__name__
 
     def summed(self, graph: TaskGraph, options: Mapping[str, Any]) -> Sums | None:
         """How ranks sum the gradients of this step."""
-        return self.sums and self.sums(graph, **taken(self.sums, options))
+        known = signature(self.sums).parameters if self.sums else ()
+        return self.sums and self.sums(graph, **{name: options[name] for name in options if name in known})
 
     def __call__(self, graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Schedule | Ordered:
         """The result of `order` for a step with its sums, with the options that it accepts."""
-        return self.order(graph, cost, machine, **taken(self.order, options))
+        return self.order(graph, cost, machine, **{name: options[name] for name in options.keys() & self.taken})
 
 
 def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:

@@ -59,5 +59,4 @@ def beyond(function: Callable[..., Any], count: int = 1) -> dict[str, Parameter]
 
 def taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a function accepts."""
-    known = signature(function).parameters
-    return {name: value for name, value in options.items() if name in known}
+    return {name: value for name, value in options.items() if name in signature(function).parameters}

@@ -1,7 +1,6 @@
 """The fusion rule for squeeze-and-excite blocks: the mean over pixels, the two 1x1 convolutions, the relu and the
 hard-sigmoid after them, and the product with the image become one launch; so do their output gradients. The weight
-gradients stay separate tasks. A block that is built in another way, or whose inner values other tasks read, stays as it
-is."""
+gradients stay separate tasks. A block that is built otherwise, or whose inner values other tasks read, stays."""
 
 from __future__ import annotations
 

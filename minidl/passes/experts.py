@@ -229,8 +229,7 @@ class _Work:
         return made
 
     def _whole(self, gradients: Collection[int]) -> dict[int, tuple[int, int]]:
-        """The gradients (storages) of which a task needs all ranks' -> a storage and a buffer for them, which it
-        uses."""
+        """The gradients (storages) of which a task needs all ranks' -> a storage and a buffer that it uses."""
         e, found = self.e, dict[int, tuple[int, int]]()
         for t in self.tasks:
             for i, launch in enumerate(e.launches[t]):

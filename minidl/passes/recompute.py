@@ -81,8 +81,7 @@ def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
 
 
 def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
-    """A task R for this F. It reads recomputed values, and what nobody reads of its results goes to memory that only it
-    uses."""
+    """A task R for this F. It reads recomputed values; results that nobody reads go to memory of its own."""
     scratch = e.copies(e.writes[forward] - found.buffers.keys(), "scratch", role=Role.WORKSPACE, live=None)
     written = {**found.storages, **scratch.storages}
     states = {s: scratch.storages[s] for s in e.places(e.reads[forward] & scratch.buffers.keys())}

@@ -47,8 +47,7 @@ class Messages:
 
 def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     """The graph in which tasks read their own rank's copies of what other ranks wrote, and the messages that will write
-    the copies. `rank`: the rank of each task. Raises GraphError if a task needs parts of one storage from several
-    ranks."""
+    them. `rank`: of each task. Raises GraphError if a task needs parts of one storage from several ranks."""
     reader, buffer, writer = crossing(graph, rank)
     writer = parts_of(graph, np.arange(len(graph)), np.maximum)[writer]
     ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)

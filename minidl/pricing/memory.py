@@ -45,8 +45,7 @@ class Memory:
 
     @property
     def serial(self) -> float:
-        """s of this module's docstring: 0 if lanes do not slow each other down; 1 if together they copy no more than
-        one."""
+        """s of this module's docstring: 0 if lanes do not slow each other; 1 if all copy no more than one."""
         return min(1.0, max(0.0, (self.lanes * self.one / self.every - 1) / (self.lanes - 1)))
 
     def times(self, graph: TaskGraph) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from inspect import Parameter
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -52,12 +52,17 @@ class Policy:
         return beyond(self.order) | (beyond(self.placements) if self.placements else {})
 
     @cached_property
+    def taken(self) -> frozenset[str]:
+        """The names of the options that `order` accepts."""
+        return frozenset(signature(self.order).parameters)
+
+    @cached_property
     def name(self) -> str:
         return getattr(self.order, "__name__", type(self.order).__name__)
 
     def __call__(self, problem: Problem, **options: Any) -> Ordered:
         """The result of `order` for the problem, with the options that it accepts."""
-        made = self.order(problem, **taken(self.order, options))
+        made = self.order(problem, **{name: options[name] for name in options.keys() & self.taken})
         return Ordered(made) if isinstance(made, Schedule) else as_ordered(made, self.name, self.order)
 
     def best(self, problem: Problem, options: Mapping[str, Any], given: Placement | None = None,

@@ -18,7 +18,7 @@ from minidl.pricing.cost import CostError, Link
 from minidl.pricing.topology import FILLS, Topology
 from minidl.schedulers import pipeline
 
-LINK = st.builds(Link, st.floats(0, 9), st.sampled_from([1.0, 7.5, 300.0]))
+LINK = st.builds(Link, st.just(0.0) | st.floats(1e-3, 9), st.sampled_from([1.0, 7.5, 300.0]))
 POWER = st.integers(0, 4).map(lambda e: 2**e)
 BYTES = 1000.0
 
