@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_runs import alone, check, on_ranks
+from rank_runs import alone, check, equal, on_ranks
 
 from minidl.core import schedule
 from minidl.core.placement import Refused
@@ -67,7 +67,7 @@ def outcome(one: str, other: str) -> str:
         return str(error)
     except schedule.ScheduleError as error:  # what a file says is checked, not planned
         return error.message
-    return "equal bits" if found.tensors == alone(settings, found.log).tensors else "other bits"
+    return "equal bits" if equal(found, alone(settings, found.log), settings) else "other bits"
 
 
 def read() -> dict[tuple[str, str], str]:
