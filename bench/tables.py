@@ -482,25 +482,26 @@ whole step, with buffers donated to it), with the same weights and losses; minid
 lane and two lanes with chosen widths. On one core all are pinned, and the processor's time counts. Seconds until the
 first step: record, plan and bind, or a compiler that starts with an empty cache beside another one.
 
-Rows come twice, for an Intel with AMX and an AMD Zen 4. On the AMD OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s
-on the products of these networks, tiles of minidl 97 to 115. On the Intel it is 98 to 155 and 143 to 178 of 210 to
-225; that core's clock changes by a tenth within a minute. On the AMD the MLP with 2,048 units has the slowest products,
-since the rows of its weights are a multiple of 4 KB apart.
+Rows come three times: for an Intel with AMX, an AMD Zen 4, and an AMD Zen 3, which has no AVX-512. On the Zen 4
+OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s on the products of these networks, tiles of minidl 97 to 115. On the
+Intel it is 98 to 155 and 143 to 178 of 210 to 225; that core's clock changes by a tenth within a minute. On the Zen 3
+it is 78 to 92 of 102, and tiles reach no more, so products are the library's. On the Zen 4 the MLP with 2,048 units has
+the slowest products, since the rows of its weights are a multiple of 4 KB apart.
 
-On one core of the Intel all arms have large pages and keep the memory that they free (glibc's tunables), as minidl's
+On one core of the Intel, and on the Zen 3, all arms have large pages and keep the memory that they free (glibc's tunables), as minidl's
 own memory does. How long the host of that virtual machine takes for new pages changes from day to day; without the
 tunables it makes peers slow: in the same hour minidl took 0.45 of the best peer's time for ResNet-20 without them and
 0.67 with them, 0.43 and 0.49 for LeNet, 0.86 and 0.95 for the MLP with 2,048 units. That MLP and the GPT 6 x 384 are
 above 0.85 there: products take 0.9 and 0.7 of their time; the MLP's reached 127 to 161 GFLOP/s of 209 on another day,
-torch's 141 to 167. Rows for all cores of the Intel, and all rows of the AMD, are older: they are without the tunables,
+torch's 141 to 167. Rows for all cores of the Intel, and all rows of the Zen 4, are older: they are without the tunables,
 and the Intel's without Winograd's convolutions and without fusion, as are its floors below (commit adce3448).""",
-            {"strongest": strongest, "strongest_zen4": strongest}),
+            {"strongest": strongest, "strongest_zen4": strongest, "strongest_zen3": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
 bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Attention counts all
 scores, also those that a causal mask leaves out, so over long rows its floor is nearly twice too high. Each launch is
-timed alone, on one core; a family is a file in `kernels/`. As above, rows may come twice.""",
-            {"strongest": floors, "strongest_zen4": floors}),
+timed alone, on one core; a family is a file in `kernels/`. As above, rows may come three times.""",
+            {"strongest": floors, "strongest_zen4": floors, "strongest_zen3": floors}),
     Section("Where the time of a step goes", """\
 Steps of the ladder's networks, traced: the share of each kernel family and of lanes without a task in the time of all
 lanes. Families that find their operands in a cache may be below their floor. `python bench/shares.py --device cuda`

@@ -75,9 +75,9 @@ def test_floors_of_a_step_by_family(monkeypatch, tmp_path):
 
 
 def on_few(network: Network) -> Network:
-    """The network on at most 8 samples, or on rows of at most 64 tokens: what is learned says as much."""
+    """The network on at most 16 samples, or on rows of at most 64 tokens: what is learned says as much."""
     shape, axis = list(network.shape), int(bool(network.vocabulary) or len(network.shape) == 3)
-    shape[axis] = min(shape[axis], 64 if network.vocabulary else 8)
+    shape[axis] = min(shape[axis], 64 if network.vocabulary else 16)
     return network._replace(shape=tuple(shape), labels=network.labels * shape[axis] // network.shape[axis])
 
 
