@@ -488,13 +488,14 @@ Intel it is 98 to 155 and 143 to 178 of 210 to 225; that core's clock changes by
 it is 78 to 92 of 102, and tiles reach no more, so products are the library's. On the Zen 4 the MLP with 2,048 units has
 the slowest products, since the rows of its weights are a multiple of 4 KB apart.
 
-On one core of the Intel, and on the Zen 3, all arms have large pages and keep the memory that they free (glibc's tunables), as minidl's
-own memory does. How long the host of that virtual machine takes for new pages changes from day to day; without the
-tunables it makes peers slow: in the same hour minidl took 0.45 of the best peer's time for ResNet-20 without them and
-0.67 with them, 0.43 and 0.49 for LeNet, 0.86 and 0.95 for the MLP with 2,048 units. That MLP and the GPT 6 x 384 are
-above 0.85 there: products take 0.9 and 0.7 of their time; the MLP's reached 127 to 161 GFLOP/s of 209 on another day,
-torch's 141 to 167. Rows for all cores of the Intel, and all rows of the Zen 4, are older: they are without the tunables,
-and the Intel's without Winograd's convolutions and without fusion, as are its floors below (commit adce3448).""",
+On one core of the Intel, and on the Zen 3, all arms have large pages and keep the memory that they free (glibc's
+tunables), as minidl's own memory does. How long the host of that virtual machine takes for new pages changes from day
+to day; without the tunables it makes peers slow: in the same hour minidl took 0.45 of the best peer's time for
+ResNet-20 without them and 0.67 with them, 0.43 and 0.49 for LeNet, 0.86 and 0.95 for the MLP with 2,048 units. That MLP
+and the GPT 6 x 384 are above 0.85 on the Intel: products take 0.9 and 0.7 of their time; the MLP's reached 127 to 161
+GFLOP/s of 209 on another day, torch's 141 to 167. Rows for all cores of the Intel, and all rows of the Zen 4, are
+older: they are without the tunables, and the Intel's without Winograd's convolutions and without fusion, as are its
+floors below (commit adce3448).""",
             {"strongest": strongest, "strongest_zen4": strongest, "strongest_zen3": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
