@@ -381,11 +381,12 @@ def main() -> int:
     if not chosen:
         parser.error(f"no network's name contains {arguments.networks!r}; there are {'; '.join(NETWORKS)}")
     path = Path(arguments.out) if arguments.out else RESULTS / "strongest.json"
-    before = json.loads(path.read_text())["networks"] if path.exists() else {}
-    networks: dict[str, Any] = {name: before.get(name, {}) for name in NETWORKS if name in before or name in chosen}
+    before = json.loads(path.read_text()) if path.exists() else {"networks": {}}
+    known, rounds = before["networks"], before.get("rounds", 0) if arguments.floors else arguments.rounds
+    networks: dict[str, Any] = {name: known.get(name, {}) for name in NETWORKS if name in known or name in chosen}
     about = machine()
     about["versions"] |= {} if missing("JAX jit") else {"jax": importlib.metadata.version("jax")}
-    record: dict[str, Any] = {"machine": about, "rounds": arguments.rounds, "networks": networks, "summary": {}}
+    record: dict[str, Any] = {"machine": about, "rounds": rounds, "networks": networks, "summary": {}}
     begin = time.monotonic()
     kinds = () if arguments.floors else (arguments.cores,) if arguments.cores else tuple(OURS)
     if kinds:

@@ -253,13 +253,9 @@ def _winograd(pixels: Any, w: Any, geometry: Geometry, outputs: int = 0) -> Any:
     """The module `winograd`, if its loops are faster here."""
     if not _is_winograd(pixels.shape[:3], w, geometry, outputs):
         return None
-    from . import vectors  # it imports numba
+    from . import vectors, winograd  # they import numba
 
-    if not vectors.AVX2:
-        return None
-    from . import winograd
-
-    return winograd
+    return winograd if vectors.AVX2 else None
 
 
 def _winograd_work(w: Any, tiles: int) -> tuple[int, int]:

@@ -158,9 +158,10 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
 
 def _anew(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether both are one definition that has run twice: a cell of a notebook, a module under two names."""
-    files = [getattr(getattr(function, "__code__", None), "co_filename", None) for function in (one, other)]
-    return one.__qualname__ == other.__qualname__ and (
-        one.__module__ == other.__module__ or files[0] == files[1] is not None)
+    places = [(code.co_filename, code.co_firstlineno) if (code := getattr(function, "__code__", None)) else ("", 0)
+              for function in (one, other)]
+    return one.__qualname__ == other.__qualname__ and (places[0] == places[1] if places[0][0] == places[1][0] else
+                                                       one.__module__ == other.__module__)
 
 
 def ufunc(function: np.ufunc, *arrays: Any) -> Thunk:

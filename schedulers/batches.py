@@ -40,8 +40,8 @@ class Batches:
         used = graph.reads.ids[draws[graph.reads.row_of_each()]]  # a counter of dropout or dither
         if (any(graph.kind[t] != Kind.F for t in apart) or {*graph.micro_batch[changing].tolist()} != {*batch}
                 or np.isin(used, counts).any() or unpack(graph.keys).part[changing].any()):
-            raise Refused(name, "each micro-batch needs an update of its own as a whole, and nothing else of others",
-                          "record it so, of a network without time steps and dropout, whole, without dither and lag")
+            raise Refused(name, "each micro-batch needs an update of its own, in one part, and nothing else of others",
+                          "record it so, of a network without time steps and dropout, without split, dither and lag")
         return cls(forward, [_updated_at_once(graph, tasks) for tasks in work], sorted(apart))
 
 

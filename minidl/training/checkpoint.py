@@ -98,9 +98,9 @@ def _texts(model: Module, optimizer: Optimizer | None, step: int, loader: Loader
     if waiting := [name for name, p in model.named_parameters() if p.grad is not None and not p.used]:
         raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
                               "has used")
-    place = {"format": FORMAT, "step": index(step), "seed": random.current_seed(),
+    data = None if loader is None else {"state": loader.state(), **{key: getattr(loader, key) for key in IDENTITY}}
+    place = {"format": FORMAT, "step": index(step), "seed": random.current_seed(), "loader": data,
              "optimizer": None if optimizer is None else type(optimizer).__name__,
-             "loader": loader and {"state": loader.state(), **{key: getattr(loader, key) for key in IDENTITY}},
              **({} if test is None else {"test": {name: float(value) for name, value in test.items()}})}
     texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
              **{f"about {name}": text for name, text in (about or {}).items()}}

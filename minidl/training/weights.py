@@ -161,8 +161,8 @@ def _check_config(path: Path, model: Module) -> None:
     that this one does otherwise, such as another number of heads, which no shape shows (timm's sizes they do)."""
     try:
         about = json.loads(read_text((path if path.is_dir() else path.parent) / "config.json", "index of weights"))
-        known = {*model.config} & {*about} if {"model_type", "pretrained_cfg"} & {*about} else ()
-        said = {name: about[name] for name in known}
+        theirs = {"model_type", "pretrained_cfg"} & {*about}  # transformers', timm's
+        said = {name: about[name] for name in model.config if theirs and name in about}
     except (OSError, ValueError, TypeError, RecursionError):
         return
     if wrong := next((name for name, value in said.items() if model.config[name] not in (

@@ -13,13 +13,14 @@ import pytest
 from helpers import ROOT
 
 from minidl.cli import main
+from minidl.kernels import vectors
 from minidl.training.metrics import numbers_of
 
 TEXT = str(ROOT / "SECURITY.md")  #: short, so that it is soon evaluated
 RUN = ["train", "--model", "moe_gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=2", "--data", TEXT,
        "--batch-size", "8", "--steps", "3", "--costs", "analytic", "--json"]
 PIPELINE = "--parallel pipeline --ranks 2 --micro-batches 4 --scheduler "
-PARTS = "--split 2 "  #: bits of its own, whatever the order
+PARTS = "--split 2 "  #: bits of its own, whatever the order; with AVX-512 those of the whole step
 DROPS, BIAS = "--model-arg capacity=20 ", "--model-arg bias_rate=0.01 --model-arg shared=1 --model-arg score=sigmoid "
 
 
@@ -43,6 +44,7 @@ def on_one_stream(flags: str) -> str:
     (DROPS, "--scheduler in_order --micro-batches 4 --recompute all"),
     (BIAS, "--scheduler in_order --micro-batches 4 --recompute all"),
     (DROPS + PARTS, "--scheduler multi_stream --micro-batches 4"),
+    *[(DROPS, "--scheduler in_order --micro-batches 4 --split 2")] * vectors.WIDE,
     (DROPS, "--scheduler in_order --micro-batches 4 --offload all"),
     (DROPS, "--scheduler in_order --micro-batches 4 --lanes python"),
     (DROPS, PIPELINE + "zb_h1"),
