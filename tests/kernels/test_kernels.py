@@ -175,6 +175,13 @@ def test_a_kernel_is_defined_once():
         kernel("relu")(lambda xp, x: x)
 
 
+def test_two_functions_of_one_name_in_one_file_are_two_definitions(monkeypatch):
+    monkeypatch.setattr(registry, "KERNELS", {})
+    text = "@kernel('mine')\ndef _(xp, x):\n    return x\n"
+    with pytest.raises(KernelError, match="kernel mine is defined twice"):
+        exec(compile(text + text, "ops.py", "exec"), {"__name__": "one", "kernel": kernel})
+
+
 @pytest.mark.parametrize(("file", "module", "function", "anew"), [  # of the second definition
     ("ops.py", "one", "mine", True), ("cell.py", "one", "mine", True), ("ops.py", "two", "mine", True),
     ("other.py", "two", "mine", False), ("ops.py", "one", "other", False)])
