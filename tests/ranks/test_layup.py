@@ -237,8 +237,8 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
     assert "nothing is slower than it is" in refused("--scheduler-arg", "clock=real", "--slow", "0=4")
     assert "is simulated or real, not 'sun'" in refused("--scheduler-arg", "clock=sun")
     assert "RANK=FACTOR" in refused("--slow", "two")
-    assert "without dither" in refused("--dither", "1")
-    assert "as a whole" in refused("--split", "2"), "each part would send a layer that is updated in part"
+    assert "without split, dither and lag" in refused("--dither", "1")
+    assert "in one part" in refused("--split", "2"), "each part would send a layer that is updated in part"
     assert "it goes with --scheduler layup" in refused("--scheduler", "fifo", "--slow", "0=4")
     assert "keeps no checkpoint" in refused("--checkpoint", str(tmp_path / "saved"))
     assert "records no timeline" in refused("--trace", str(tmp_path / "trace.json"))

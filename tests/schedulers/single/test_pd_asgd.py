@@ -245,7 +245,7 @@ def test_the_command_line_trains_logs_and_replays(capsys: Any, tmp_path: Any) ->
     assert "forward is True; it must be a whole number" in refused("--scheduler-arg", "forward=True")
     assert "of a network without time steps and dropout" in refused(*gpt[len(FLAGS):])
     assert "share a value, such as Adam's powers" in refused("--optimizer", "adam")
-    assert "without dither and lag" in refused("--dither", "1")
+    assert "without split, dither and lag" in refused("--dither", "1")
     assert "--log-versions has no effect here" in refused("--scheduler-arg", "backward=1", "--scheduler-arg", "queue=0",
                                                           "--log-versions", log)
     assert "it goes with an asynchronous scheduler" in refused("--scheduler", "in_order", "--replay", log)
