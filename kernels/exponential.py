@@ -39,7 +39,7 @@ def _double_exp(a):  # type: ignore[no-untyped-def]
 
 @partial(inlined, double=_double_exp, fastmath={"contract"})
 def exp(a):  # type: ignore[no-untyped-def]
-    """exp(a), a at most 80, to 1e-7 of it in float32; exactly 0 below -88, in float64 below -709."""
+    """exp(a), a at most 88, to 1e-7 of it in float32; exactly 0 below -88, in float64 below -709."""
     b = max(a, LEAST)
     t = b * PER + ROUND
     n = t - ROUND

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import c_type, dense
+from .exponential import exp
 from .hints import wide
 from .registry import flat, inlined, kernel, loop, one
 
@@ -75,11 +76,7 @@ def _gelu_grad_double(x, dy, dx):  # type: ignore[no-untyped-def]
         dx[i] = dy[i] * (0.5 + 0.5 * math.erf(w * ROOT) + w * density)
 
 
-# exp(a) = 2^n exp(r): n from the bits of a rounded sum, exp(r) a polynomial; relative error 2.5e-7 for |a| <= 87, and
-# exactly 0 at LEAST, where n is -127
-PER, HIGH, LOW, ROUND = (np.float32(v) for v in (1 / math.log(2), 0.693145751953125, 1.42860682030941723e-6, 12582912))
-E2, E3, E4, E5, E6 = (np.float32(1 / math.factorial(n)) for n in range(2, 7))
-ONE, HALF, LEAST, MOST, SINGLE_FAR = (np.float32(v) for v in (1, 0.5, -88, 87, FAR))
+ONE, HALF, MOST, SINGLE_FAR = (np.float32(v) for v in (1, 0.5, 87, FAR))
 # Phi(-a) = exp(-a^2 / 2) P(t) with t = 1 / (1 + STEP a), a >= 0: relative error 2.5e-8, fitted
 STEP = np.float32(0.26)
 P1, P2, P3, P4, P5, P6, P7, P8, P9 = (np.float32(v) for v in (
@@ -89,23 +86,16 @@ DENSITY = 1 / math.sqrt(2 * math.pi)
 SINGLE_DENSITY = np.float32(DENSITY)
 
 
-@inlined
-def _exp(a):  # type: ignore[no-untyped-def]
-    """exp(a), a from LEAST to MOST."""
-    n = (a * PER + ROUND) - ROUND
-    r = a - n * HIGH - n * LOW
-    r2 = r * r
-    e = (ONE + r) + ((E2 + E3 * r) + ((E4 + E5 * r) + E6 * r2) * r2) * r2
-    return e * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+CONTRACTED = partial(inlined, fastmath={"contract"})
 
 
-@inlined
+@CONTRACTED
 def _normal(v):  # type: ignore[no-untyped-def]
     """Phi(v) and exp(-v^2 / 2)."""
     t = ONE / (ONE + STEP * abs(v))
     t2 = t * t  # in pairs, not one term after the other: a product need not wait for the one before it
     t4 = t2 * t2
-    e = _exp(max(-HALF * v * v, LEAST))
+    e = exp(-HALF * v * v)
     p = t * (((P1 + P2 * t) + (P3 + P4 * t) * t2) + (((P5 + P6 * t) + (P7 + P8 * t) * t2) + P9 * t4) * t4) * e
     return p if v < 0 else ONE - p, e
 
@@ -173,10 +163,10 @@ def _(x: Any, dy: Any, dx: Any) -> Any:
     return dense("gelu.cu", f"gelu_tanh_grad<{c_type(x)}>", x, dy, dx)
 
 
-@inlined
+@CONTRACTED
 def _less(w):  # type: ignore[no-untyped-def]
     """exp(-2 u)."""
-    return _exp(min(max(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), LEAST), MOST))
+    return exp(min(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), MOST))
 
 
 def _gated_double(v):  # type: ignore[no-untyped-def]
@@ -184,7 +174,7 @@ def _gated_double(v):  # type: ignore[no-untyped-def]
     return 0.0 if v < -END else v / (1.0 + math.exp(-SLOPE * (w + CUBE * w * w * w)))
 
 
-@partial(inlined, double=_gated_double)
+@partial(CONTRACTED, double=_gated_double)
 def _gated(v):  # type: ignore[no-untyped-def]
     y = v / (ONE + _less(min(max(v, -SINGLE_END), SINGLE_END)))
     return np.float32(0) if v < -SINGLE_END else y
@@ -198,7 +188,7 @@ def _slope_double(v):  # type: ignore[no-untyped-def]
     return 0.0 if v < -END else slope
 
 
-@partial(inlined, double=_slope_double)
+@partial(CONTRACTED, double=_slope_double)
 def _slope(v):  # type: ignore[no-untyped-def]
     w = min(max(v, -SINGLE_END), SINGLE_END)
     e = _less(w)
