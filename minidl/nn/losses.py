@@ -1,7 +1,5 @@
 """Losses as modules, with torch's names: each calls a function of `nn.functional` with a prediction and a target."""
 
-from __future__ import annotations
-
 from . import functional
 from .activations import layer
 

@@ -1,7 +1,5 @@
 """The operations, one small class each, and the operators and methods that they give a Tensor."""
 
-from __future__ import annotations
-
 from .activation import celu, elu, glu, logsigmoid, prelu, selu, spike
 from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
 from .attention import attention

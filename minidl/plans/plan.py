@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from ..core.columns import Ints
 from ..core.graph import TaskGraph
+from ..core.placement import Placement, Versions
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, SENDS, unpack
 from ..core.timeline import Timeline
@@ -27,9 +28,6 @@ from ..pricing.cost import CostModel
 from ..pricing.simulation import CHAINED, Carried, Clock, Lanes, around, simulate, times
 from .program import Division, Program, check_limit, divide
 from .ranks import Iteration, alone, iteration
-
-if TYPE_CHECKING:
-    from ..core.placement import Placement, Versions
 
 
 @dataclass(frozen=True)

@@ -305,6 +305,3 @@ def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
                               f"{str(said)[1:100]}")
     about = {name.removeprefix("about "): text for name, text in header.items() if name.startswith("about ")}
     return Checkpoint(step, seed, optimizer, loader, header.get("schedule"), header.get("scheduler"), test, about)
-
-
-__all__ = ["Checkpoint", "CheckpointError", "claim", "load", "peek", "save"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
+from .. import __version__
 from ..autograd.tensor import Tensor
 from ..runtime.comm import Communicator
 from .agreement import agree
@@ -21,10 +23,6 @@ TRANSPORTS = ("staged", "cuda-aware", "nccl")
 def identity(recorded: Recorded, flags: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that must be equal on all ranks; the simplest first, since the first difference is reported.
     `flags`: the command's by name; settings that follow from them alone are not compared again."""
-    import platform
-
-    from .. import __version__
-
     job, data = recorded.job, recorded.train_data
     return {"the version of minidl": __version__, "the version of Python": platform.python_version(),
             "the version of NumPy": np.__version__, "the model": job.model,

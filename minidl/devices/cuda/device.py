@@ -23,7 +23,7 @@ from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
 from .. import DeviceError
 from ..far import OnHost
 from . import clock
-from .driver import on_host
+from .driver import Driver, on_host
 from .lanes import Captured, Streams
 from .ring import Ring
 from .slots import Slot, at, fit
@@ -504,8 +504,6 @@ def _open(ordinal: int) -> Cuda:
     count = gpus()
     if ordinal >= count:
         raise DeviceError(f"there is no GPU {ordinal}; this machine has {count}")
-    from .driver import Driver
-
     driver = Driver(ordinal)
 
     def library(room: str, name: str) -> Callable[[], Any]:

@@ -258,8 +258,7 @@ class Driver:
 
     def waiting(self, event: Any) -> Thunk:
         """`wait_for` as a call without arguments."""
-        found: Thunk = event.synchronize
-        return found
+        return event.synchronize
 
     def happened(self, event: Any) -> bool:
         """Whether all work issued before the last record has run; does not wait. Raises the device's error if there was

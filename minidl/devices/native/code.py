@@ -7,8 +7,6 @@ tasks.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
 
-from __future__ import annotations
-
 import platform
 
 import numpy as np

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import copy
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
@@ -227,8 +228,6 @@ class MPI(Communicator):
         return run
 
     def _share(self, value: Any) -> Generator[None, None, list[Any]]:
-        import pickle
-
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
         yield from self._done(self._sharing.Iallgather(np.array([mine.size], np.int64), sizes))
