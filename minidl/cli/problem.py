@@ -16,7 +16,7 @@ from ..pricing.cost import CostModel, Link
 from ..pricing.topology import Topology
 from ..schedulers import pipeline
 from ..schedulers.layer_times import layers
-from ..schedulers.saved import SUMS, kind_of
+from ..schedulers.saved import SUMS, cut_in, kind_of
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of, unmeasured
 
@@ -85,7 +85,7 @@ def given(arguments: Any) -> Problem:
     if arguments.subject == "p":
         return Problem(*_times(arguments, chosen), machine_of(arguments), options)
     recorded = _recorded(arguments, arguments.scheduler if stages and named else arguments.plan)
-    if stages and pipeline.cut_in(order, recorded.graph) is None:  # it rejects the plan of another network
+    if stages and cut_in(order, recorded.graph) is None:  # it rejects the plan of another network
         options["stage_of_unit"] = _cut(arguments, recorded, order)
     cost = _costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
     return Problem(recorded.graph, chosen, cost, machine_of(arguments), options)

@@ -4,10 +4,8 @@
 """
 
 from ...core.placement import PipelineError, Placement, Versions
-from ...passes.backward import fused_in
 from ...passes.send_receive import add_communication
 from ...plans.plan import PipelinePlan
-from ..saved import POLICY, cut_in
 from .bounds import bounds
 from .grid import grid
 from .models import balanced, cut, in_stages
@@ -20,7 +18,7 @@ from .proof import chunks_in, prove
 from .stages import stage_graph
 from .synthetic import Pipeline
 
-__all__ = ["OF_ORDERS", "POLICY", "Pipeline", "PipelineError", "PipelinePlan", "Placement", "Policy", "Price",
-           "Problem", "Versions", "add_communication", "balanced", "bounds", "chunks_in", "costs", "cut", "cut_in",
-           "for_torch", "from_torch", "fused_in", "grid", "in_stages", "options_of", "price", "prove", "read_file",
+__all__ = ["OF_ORDERS", "Pipeline", "PipelineError", "PipelinePlan", "Placement", "Policy", "Price",
+           "Problem", "Versions", "add_communication", "balanced", "bounds", "chunks_in", "costs", "cut",
+           "for_torch", "from_torch", "grid", "in_stages", "options_of", "price", "prove", "read_file",
            "read_schedule", "stage_graph", "to_torch"]
