@@ -29,7 +29,9 @@ from .draft import Draft, Edit
 
 TILE = 16  #: elements along a cut axis: BLAS computes tiles of so many rows
 TRIES = 64  #: how many ways are tried to cut a task with several launches
+MOST = 64  #: pieces of a buffer that tasks cut along several axes
 Axes = list[list[str]]  #: a label for each axis of each view
+Held = tuple[tuple[View, ...], ...]  #: the views of each part of a task, or of several tasks' parts that meet
 
 
 def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
@@ -244,45 +246,59 @@ def overlap(a: View, b: View) -> bool:
 # -------------------------------------------------------------------------------------------------------------- buffers
 @dataclass(frozen=True)
 class Pieces:
-    """A buffer that parts write. `views[i]`: what piece i holds; `buffers[i]`: its buffer. `rest`: whether there is a
-    task that writes it otherwise, so that the buffer itself stays for its other elements. `met`: by view, the pieces
-    with elements of it."""
+    """A buffer that parts write. `views[i]`: what each cut of the buffer holds of piece i, which is what all of them
+    have in common; `buffers[i]`: its buffer. `rest`: whether there is a task that writes it otherwise, so that the
+    buffer itself stays for its other elements. `met`: by views, the pieces with elements of them."""
 
-    views: tuple[tuple[View, ...], ...]
+    views: tuple[Held, ...]
     buffers: list[int]
     rest: bool
-    met: dict[View, list[int]] = field(default_factory=dict)
+    met: dict[tuple[View, ...], list[int]] = field(default_factory=dict)
 
-    def near(self, view: View) -> list[int]:
-        """The pieces that may have elements of a view."""
-        if view not in self.met:
-            self.met[view] = [i for i, held in enumerate(self.views) if any(overlap(view, w) for w in held)]
-        return self.met[view]
+    def near(self, views: tuple[View, ...]) -> tuple[list[int], bool]:
+        """The pieces that may have elements of these views, and whether the views are a part of one of the cuts."""
+        own = [i for i, held in enumerate(self.views) if views in held]
+        if not own and views not in self.met:
+            self.met[views] = [i for i, held in enumerate(self.views) if all(_meet(views, other) for other in held)]
+        return own or self.met[views], bool(own)
+
+
+def _meet(views: Sequence[View], others: Sequence[View]) -> bool:
+    return any(overlap(v, w) for v in views for w in others)
 
 
 def _pieces(graph: TaskGraph, found: Mapping[int, Sequence[Part]]) -> dict[int, Pieces]:
-    """The buffers of the graph that parts write, in as many pieces as the task has parts that has the most. No buffers
-    of their own yet. A task that writes several buffers of one storage leaves these as they are."""
-    place, cut = graph.buffer_storage.tolist(), dict[int, list[tuple[View, ...]]]()
+    """The buffers of the graph that parts write. A buffer has as many pieces as the task has parts that has the most;
+    if others write it all along other axes, as results that are written over what they are made of, each piece is what
+    a part of each has in common. No buffers of their own yet. A task that writes several buffers of one storage leaves
+    these as they are."""
+    place, cuts, found_pieces = graph.buffer_storage.tolist(), dict[int, dict[Held, None]](), dict[int, Pieces]()
     for t, parts in found.items():
         own = graph.writes[t].tolist()
         for b in own:
-            views = [mine for part in parts if (mine := part.views(place[b], written=True))]
-            if len(views) > max(1, len(cut.get(b, ()))) and sum(place[o] == place[b] for o in own) == 1:
-                cut[b] = views
+            cut = tuple(mine for part in parts if (mine := part.views(place[b], written=True)))
+            if len(cut) > 1 and sum(place[o] == place[b] for o in own) == 1:
+                cuts.setdefault(b, {})[cut] = None
     writers = graph.writes.transposed(len(place))
-    return {b: Pieces(tuple(views), [], any(
-        t not in found or any(mine not in views for part in found[t] if (mine := part.views(place[b], True)))
-        for t in writers[b].tolist())) for b, views in cut.items()}
+    for b, of in cuts.items():
+        views, whole = list[Held]([()]), [cut for cut in of if sum(map(_bytes, cut)) == graph.buffer_bytes[b]]
+        for cut in sorted(whole or of, key=len, reverse=True)[: len(whole) or 1]:
+            finer = [(*held, own) for held in views for own in cut if all(_meet(own, other) for other in held)]
+            views = finer if len(finer) <= max(MOST, len(cut)) else views
+        known = {own for held in views for own in held}
+        found_pieces[b] = Pieces(tuple(views), [], any(t not in found or not known.issuperset(
+            mine for part in found[t] if (mine := part.views(place[b], True))) for t in writers[b].tolist()))
+    return found_pieces
 
 
 def _buffers(e: Edit, b: int, pieces: Pieces) -> list[int]:
     """The buffers of the pieces, made when they are first needed."""
     if not pieces.buffers:
-        whole = e.buffer_bytes[b]
-        for i, views in enumerate(pieces.views):
+        whole, weights = e.buffer_bytes[b], [prod(map(_bytes, held)) for held in pieces.views]
+        all_of_it = whole if len(pieces.views[0]) > 1 else sum(weights)
+        for i, weight in enumerate(weights):
             pieces.buffers.append(e.buffer(b, e.storage_of[b], f"{e.names[b]}/{i + 1}" if e.names else ""))
-            e.buffer_bytes[pieces.buffers[-1]] = min(whole, _bytes(views))
+            e.buffer_bytes[pieces.buffers[-1]] = min(whole, weight * all_of_it // max(1, sum(weights)))
         e.buffer_bytes[b] = max(0, whole - sum(e.buffer_bytes[piece] for piece in pieces.buffers))
     return pieces.buffers
 
@@ -310,8 +326,7 @@ def _touched(e: Edit, part: Part, parts: Sequence[Part], buffers: set[int], piec
                 yield b
         elif views:
             own = pieces[b]
-            mine = views in own.views
-            near = [own.views.index(views)] if mine else sorted({i for v in views for i in own.near(v)})
+            near, mine = own.near(views)
             yield from (_buffers(e, b, own)[i] for i in near)
             if own.rest and not (mine and written):
                 yield b

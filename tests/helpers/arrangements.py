@@ -52,7 +52,8 @@ def arrangements(case: Case, every: bool = True) -> Iterator[tuple[str, Callable
     joined = grouped(Draft.of(graph), company := int(choices.integers(2, 9))).graph
     if len(joined) < len(graph):
         yield f"groups of {company}", partial(checked, joined)
-    yield "results in place", partial(checked, fused(graph, device.cpu(), ["in_place"]))
+    over = fused(graph, device.cpu(), ["in_place"])
+    yield "results in place", partial(checked, over)
     for way in (jacobi, highway):
         with suppress(Refused):  # gradients flow through one layer, or there are no residual blocks
             yield way.__name__, partial(checked, way(Draft.of(graph))[0].graph)
@@ -63,7 +64,8 @@ def arrangements(case: Case, every: bool = True) -> Iterator[tuple[str, Callable
     if choices.random() < 0.5:
         parts = {key: int(n) for key, n in zip(graph.keys.tolist(), choices.integers(1, 5, len(graph)), strict=True)}
         with suppress(Refused):  # nothing can be cut in so many parts
-            yield "split", partial(_in_parts, case, split(Draft.of(graph), parts).graph)
+            cut = split(Draft.of(graph if choices.random() < 0.5 else over), parts).graph
+            yield "split", partial(_in_parts, case, cut)
     yield _by_plan(case)
     if every or choices.random() < 0.05:
         yield "two ranks with the same inputs", partial(_on_two_ranks, case)

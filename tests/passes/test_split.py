@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -69,6 +70,7 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[Any, Any]]] = {
     "one image": (OneImage, (images(1, 33, 27, 3)[0], np.array([3]))),
     "rnn": (lambda: models.create("rnn", vocabulary=64, length=6, width=16, layers=2), tokens(5, 6)),
     "gru": (lambda: models.create("rnn", vocabulary=64, length=6, width=16, layers=2, cell="gru"), tokens(5, 6)),
+    "lstm": (lambda: models.create("rnn", vocabulary=64, length=6, width=16, layers=2, cell="lstm"), tokens(5, 6)),
 }
 
 
@@ -93,9 +95,11 @@ def training(case: str, dtype: str = "float64", times: int = 1) -> tuple[Any, Ta
     return model, ml.record(step, x, y), (x, y)
 
 
-def left(case: str, parts: Any, run: Callable[[TaskGraph], Any], dtype: str = "float64", steps: int = 2) -> list[Any]:
-    """The losses and everything that the network keeps after some steps of the split graph."""
+def left(case: str, parts: Any, run: Callable[[TaskGraph], Any], dtype: str = "float64", steps: int = 2,
+         rules: Sequence[str] = ()) -> list[Any]:
+    """The losses and everything that the network keeps after some steps of the split graph, after rules of fusion."""
     model, graph, example = training(case, dtype)
+    graph = fused(graph, ml.device.cpu(), rules) if rules else graph
     execute = run(graph if parts == 1 else split(Draft.of(graph), parts(graph) if callable(parts) else parts).graph)
     losses = [np.array(execute(*example).numpy()) for _ in range(steps)]
     if hasattr(execute, "close"):
@@ -124,6 +128,58 @@ def near_and_equal_in_any_order(whole: list[Any], run: Callable[[Callable[[TaskG
 @pytest.mark.parametrize("case", CASES)
 def test_every_order_of_a_split_step_has_the_same_bits_close_to_the_whole_ones(case: str, parts: int):
     near_and_equal_in_any_order(left(case, 1, ml.SequentialExecutor), partial(left, case, parts), (1, 2, 5))
+
+
+def elements(view: View, memory: np.ndarray) -> np.ndarray:
+    """The places of a view's elements."""
+    steps = tuple(s * memory.itemsize for s in view.strides)
+    return np.lib.stride_tricks.as_strided(memory[view.offset:], view.shape, steps).reshape(-1)
+
+
+def unordered_touches(graph: TaskGraph) -> list[tuple[str, str]]:
+    """Pairs of tasks without a path between them, of which one writes elements that the other one touches: of all
+    elements of all views, without the arithmetic of views."""
+    memory, before = np.arange(max(s.bytes for s in graph.storages)), [set[int]() for _ in range(len(graph))]
+    for t in range(len(graph)):
+        before[t].update(*(before[p] | {p} for p in graph.preds[t].tolist()))
+    touched: dict[tuple[int, int], list[set[int]]] = defaultdict(lambda: [set(), set()])
+    for t, launches in enumerate(graph.launches):
+        for launch in launches:
+            for views, written in ((launch.views, False), ((*launch.writes, *launch.work), True)):
+                for v in views:
+                    for at in elements(v, memory).tolist():
+                        touched[v.storage, at * np.dtype(v.dtype).itemsize][written].add(t)
+    return sorted({(graph.name(a), graph.name(b)) for all_of, writers in touched.values()
+                   for a in writers for b in all_of if a != b and a not in before[b] and b not in before[a]})
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_parts_that_nothing_orders_share_no_element(case: str, parts: int):
+    graph = fused(training(case, "float32")[1], ml.device.cpu(), ["in_place"])
+    assert unordered_touches(split(Draft.of(graph), parts).graph) == []
+
+
+@pytest.mark.parametrize("case", ["lstm", "gpt", "cnn"])
+def test_results_in_place_have_the_same_bits_in_every_order_of_parts(case: str):
+    def in_place(run: Callable[[TaskGraph], Any]) -> list[Any]:
+        return left(case, 2, run, rules=["in_place"])
+
+    near_and_equal_in_any_order(left(case, 1, ml.SequentialExecutor), in_place, (2, 3))
+
+
+def test_parts_of_results_in_place_do_not_wait_for_each_other():
+    """The gates are written over the input's part of them, which other parts wrote, cut along another axis."""
+    whole = fused(training("lstm")[1], ml.device.cpu(), ["in_place"])
+    graph = split(Draft.of(whole), 2).graph
+    halves = [t for t in range(len(graph)) if {"lstm", "lstm_grad"} & {launch.kernel for launch in graph.launches[t]}
+              and unpack(graph.keys[t]).part == 2]
+    assert len(halves) == 4
+    assert all(t - 1 not in graph.preds[t] for t in halves)
+    bytes_of = [np.bincount(g.buffer_storage, g.buffer_bytes)[: len(whole.storages)] for g in (whole, graph)]
+    gates = {v.storage for t in halves for v in graph.launches[t][0].writes} & {*range(len(whole.storages))}
+    assert all(bytes_of[0][s] == bytes_of[1][s] for s in gates)
 
 
 @pytest.mark.few(1)
