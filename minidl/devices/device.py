@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -28,6 +29,18 @@ from .ring import Ring
 LANES = ("native", "python")
 ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
 _LASTING = pages.Shared(ALIGNMENT)  # of the whole process, as its memory
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The scratch arrays of a launch of this kernel, as (shape, type)."""
+
+    kernel: str
+
+    def __call__(self, reads: Sequence[View], writes: Sequence[View], **constants: Any
+                 ) -> Sequence[tuple[tuple[int, ...], Any]]:
+        work = KERNELS[self.kernel].work
+        return work(reads, writes, **constants) if work else ()
 
 
 class CPU:
@@ -129,7 +142,7 @@ class CPU:
     def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
         """How a launch of this kernel may be cut; None if it must stay whole."""
         axes = kernel.cut(reads, constants)
-        return _cuts(axes, kernel.work or _no_scratch, kernel.window) if axes else None
+        return _cuts(kernel.name, axes, kernel.window) if axes else None
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch; `array(view)` gives the arrays. All streams of the CPU are alike."""
@@ -245,8 +258,6 @@ def of(memory: Any) -> Any:
     return owner(memory)
 
 
-_cuts = cache(Cuts)
-
-
-def _no_scratch(reads: Sequence[View], writes: Sequence[View], **constants: Any) -> tuple[()]:
-    return ()
+@cache
+def _cuts(kernel: str, axes: str, window: Any) -> Cuts:
+    return Cuts(axes, Scratch(kernel), window)
