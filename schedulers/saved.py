@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.columns import Ints
 from ..core.graph import TaskGraph
-from ..core.placement import is_whole
+from ..core.machine import is_whole
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COPIES, Kind, unpack, widths
 from ..passes.choices import Choices

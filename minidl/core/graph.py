@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from .columns import Columns, Floats, Ints, Rows, column, run_loop, spread
 from .tasks import RECEIVES, SENDS, SUMS, WORDS, GraphError, Kind, pack, parse_task, task_name, unpack
-from .tasks import Cuts as Cuts
 from .tasks import Launch as Launch
 from .tasks import View as View
 from .tasks import moved_views as moved_views

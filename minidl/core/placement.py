@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from .columns import Columns, Ints
-from .machine import is_number, shorten
-from .machine import is_whole as is_whole
+from .machine import is_number, is_whole, shorten
 from .schedule import Schedule
 from .tasks import COLLECTIVE, COPIES, Kind, unpack
 

@@ -280,7 +280,7 @@ class Schedule(Columns):
                 p, t = int(source[edge]), int(target[edge])
                 said = what.format(graph.name(p), graph.name(t), self.lanes[lane[after[edge]]])
                 raise self.error(said + _shared(graph, p, t), [int(graph.keys[p]), int(graph.keys[t])])
-        held = self._held(graph, ids, waits)
+        held = self._held(graph, waits)
         done, slots, _ = self._run(graph, ids, held)
         if not done:
             raise self._deadlock(graph, ids, slots, held)
@@ -292,7 +292,7 @@ class Schedule(Columns):
                                  f"add a wait", [int(graph.keys[p]), int(graph.keys[t])])
         return replace(self, slots=slots[ids])
 
-    def _held(self, graph: TaskGraph, ids: Ints, waits: Ints | None) -> Rows:
+    def _held(self, graph: TaskGraph, waits: Ints | None) -> Rows:
         """The tasks that each task awaits: by `waits` and by messages from other ranks. Without `waits`, every edge."""
         if waits is None:
             return graph.preds
@@ -340,7 +340,7 @@ class Schedule(Columns):
         """The vector clocks: the tasks that have surely ended when each task starts, given lane order and `waits`
         (default: every edge of the graph)."""
         ids = self.ids(graph)
-        preds = self._held(graph, ids, waits)
+        preds = self._held(graph, waits)
         rank = self.rank_of_lane.astype(np.int32)
         local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)],
                          np.int32)

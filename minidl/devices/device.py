@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Cuts, Launch, View
-from ..core.tasks import strided
+from ..core.tasks import Cuts, Launch, View, strided
 from ..kernels import KERNELS, Kernel, Thunk, Work, linear
 from ..system import process
 from . import DeviceError, far, pages
@@ -33,7 +32,7 @@ _LASTING = pages.Shared(ALIGNMENT)  # of the whole process, as its memory
 
 @dataclass(frozen=True)
 class Scratch:
-    """The scratch arrays of a launch of this kernel, as (shape, type)."""
+    """The scratch arrays of a launch of this kernel, as (shape, type). With it a graph can be pickled."""
 
     kernel: str
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.machine import shorten
-from ...core.placement import PLACEMENTS, PipelineError, Placement, check_numbers, is_whole
+from ...core.machine import is_whole, shorten
+from ...core.placement import PLACEMENTS, PipelineError, Placement, check_numbers
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered, beyond, taken
 from .choice import best_order, with_choices

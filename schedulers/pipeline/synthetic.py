@@ -10,8 +10,8 @@ import numpy as np
 
 from ...core.columns import Floats, Rows, spread
 from ...core.graph import TaskGraph
-from ...core.machine import Machine, shorten
-from ...core.placement import PipelineError, Placement, Refused, check_numbers, is_whole
+from ...core.machine import Machine, is_whole, shorten
+from ...core.placement import PipelineError, Placement, Refused, check_numbers
 from ...core.schedule import Lane, Schedule
 from ...core.tasks import Kind, pack, task_name, unpack
 from ...passes.backward import fused_in

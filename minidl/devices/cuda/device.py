@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import Cuts, Launch, View
-from ...core.tasks import strided, strides_of
+from ...core.tasks import Cuts, Launch, View, strided, strides_of
 from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
 from .. import DeviceError
 from ..far import OnHost
