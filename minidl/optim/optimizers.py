@@ -35,7 +35,7 @@ class ParameterGroup:
         self.own = {name: group[name] for name in ("weight_decay",) if name in group}
         for value in self.own.values():
             _check("the weight decay", value, dtype)
-        self.rate = _buffer(np.zeros(1, dtype), Role.SCALAR, f"lr.{number}" if number else "lr")
+        self.rate = Tensor(host_storage(np.zeros(1, dtype), Role.SCALAR, f"lr.{number}" if number else "lr"))
         self.lr = given = group.get("lr", lr)
         self.ratio = 1.0 if given == first else given / first if first else np.inf  #: to the first group's
 
@@ -104,8 +104,8 @@ class Optimizer(Watched):
             raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
         self.max_norm, self.scaler = max_norm, scaler
         self._skip: list[Tensor] = []  #: the flag that makes the present step change nothing, if there is one
-        self._norm = _buffer(np.zeros(1), Role.SCALAR, "gradient norm")
-        self._factor = _buffer(np.ones(1, self.parameters[0].dtype), Role.SCALAR, "clip factor")
+        self._norm = Tensor(host_storage(np.zeros(1), Role.SCALAR, "gradient norm"))
+        self._factor = Tensor(host_storage(np.ones(1, self.parameters[0].dtype), Role.SCALAR, "clip factor"))
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Trains the parameters of another group as well, such as layers that were frozen; by default with the first
@@ -159,7 +159,7 @@ class Optimizer(Watched):
         self.states_of(0)
 
     def _zeros(self, name: str, parameters: Sequence[Parameter]) -> list[Tensor]:
-        return [_buffer(constant(0, p.shape, p.dtype), Role.STATE, f"{name} {p.name}") for p in parameters]
+        return [Tensor(host_storage(constant(0, p.shape, p.dtype), Role.STATE, f"{name} {p.name}")) for p in parameters]
 
     def state_names(self) -> Sequence[str]:
         """The states that the present arguments need, in the order of the kernel."""
@@ -304,7 +304,7 @@ class Adam(Optimizer):
         before = [*self.powers.numpy()] if self.parameters else []
         super()._add(groups, lr)
         rows = [*before, *[self.first] * (len(self.parameters) - len(before))]
-        self.powers: Tensor = _buffer(np.array(rows), Role.SCALAR, f"{self.rule} powers")
+        self.powers: Tensor = Tensor(host_storage(np.array(rows), Role.SCALAR, f"{self.rule} powers"))
 
     def state_names(self) -> Sequence[str]:
         return "mean", "square"
@@ -389,7 +389,3 @@ def _check(what: str, value: Any, dtype: str) -> None:
     if (not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool)
         or not 0 <= value <= float(np.finfo(dtype).max)):
         raise ValueError(f"{what} is {value!r}; it must be a finite number >= 0 within the range of {dtype}")
-
-
-def _buffer(value: Any, role: Role, name: str) -> Tensor:
-    return Tensor(host_storage(value, role, name))

@@ -9,14 +9,14 @@ from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..plans.program import Program, lower
 from .bound import Bound
-from .checking import CheckingExecutor, VersionError, random_order
+from .checking import CheckingExecutor, VersionError
 from .comm import Communicator
 from .comm.flight import CREDIT
 from .runtime import Guard, Runtime, StreamExecutor, TaskError
 from .version_log import VersionLog
 
 __all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor",
-           "StreamExecutor", "TaskError", "VersionError", "executor", "random_order", "runtime"]
+           "StreamExecutor", "TaskError", "VersionError", "executor", "runtime"]
 
 
 class SequentialExecutor:

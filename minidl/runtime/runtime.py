@@ -476,18 +476,15 @@ class _Ready:
         waited = spread(waits[:, 0], True, len(graph))[ids]
         entry = spread(ids, np.arange(len(ids)), len(graph))
 
-        def both(tasks: Any, waits: Any) -> Any:
-            return np.concatenate([tasks, waits])
-
         keys, count = graph.keys[ids], int(waited.sum())
         edges = entry[np.stack([graph.preds.ids, graph.preds.row_of_each()], axis=1)]
         edges = edges[lane[edges[:, 0]] != lane[edges[:, 1]]]  # also those that need no event
         return Timeline(
             lanes=tuple(replace(x, rank=self.rank) for x in lanes),
-            what=both(np.full(len(ids), What.TASK), np.full(count, What.WAIT)),
-            key=both(keys, keys[waited]), lane=both(lane, lane[waited]),
-            issued=both(times[:, 0], times[waited, 0]), start=both(times[:, 1], times[waited, 0]),
-            end=both(times[:, 2], times[waited, 1]), bytes=both(graph.bytes[ids], np.zeros(count, np.int64)),
+            what=np.append(np.full(len(ids), What.TASK), np.full(count, What.WAIT)),
+            key=np.append(keys, keys[waited]), lane=np.append(lane, lane[waited]),
+            issued=np.append(times[:, 0], times[waited, 0]), start=np.append(times[:, 1], times[waited, 0]),
+            end=np.append(times[:, 2], times[waited, 1]), bytes=np.append(graph.bytes[ids], np.zeros(count, np.int64)),
             edges=edges, labels=graph.unit_names, peak_bytes=self.part.memory.peak_bytes,
             meta={"begin_s": begin})
 
