@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from time import perf_counter
 from typing import Any
 
@@ -122,21 +123,16 @@ def warm_order(graph: TaskGraph, random: np.random.Generator) -> list[int]:
     """A random legal order of all tasks. Mostly it goes on with what the last tasks have made ready, in random order,
     as every schedule does, so that a task finds its inputs in the cache; sometimes any other ready task comes next.
     Updates come when nothing else is ready, or at random."""
-    missing = np.diff(graph.preds.ptr).tolist()
     update = (graph.kind == Kind.U).tolist()
-    found: list[int] = []
-    made = [t for t, n in enumerate(missing) if not n]
-    ready: list[int] = []
-    while made or ready:
+    left, found, ready = TopologicalSorter(dict(enumerate(graph.preds.lists()))), list[int](), list[int]()
+    left.prepare()
+    while left.is_active():
+        made = [*left.get_ready()]
         random.shuffle(made)
         ready = [t for t in made if update[t]] + ready + [t for t in made if not update[t]]
         task = ready.pop(-1 if random.random() < GOES_ON else int(random.integers(len(ready))))
         found.append(task)
-        made = []
-        for s in graph.succs[task].tolist():
-            missing[s] -= 1
-            if not missing[s]:
-                made.append(s)
+        left.done(task)
     return found
 
 
