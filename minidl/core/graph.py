@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import Columns, Floats, Ints, Rows, column, run_loop, spread
-from .tasks import RECEIVES, SENDS, SUMS, WORDS, GraphError, Kind, pack, parse_task, task_name, unpack
+from .tasks import MESSAGES, SUMS, WORDS, GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Launch as Launch
 from .tasks import View as View
 from .tasks import moved_views as moved_views
@@ -139,7 +139,7 @@ class Task:
     @property
     def in_words(self) -> str:
         """Its work: `the update of layers.2, micro-batch 4`."""
-        to = f" to rank {self.destination}" if self.kind in (*SENDS, *RECEIVES) else ""
+        to = f" to rank {self.destination}" if self.kind in MESSAGES else ""
         which = "" if self.kind in SUMS else f", micro-batch {self.micro_batch}"
         return f"the {WORDS[Kind(self.kind)]} of {self._where or f'stage or layer {self.unit}'}{which}{to}"
 

@@ -55,7 +55,8 @@ class What(IntEnum):
 SUMS = (Kind.A, Kind.AS, Kind.AG)  #: of gradients over ranks, whole or in halves; they have no micro-batch
 COLLECTIVE = (*SUMS, Kind.X)  #: collectives: all ranks of a group take part
 SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
-COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
+MESSAGES = (*SENDS, *RECEIVES)
+COMMUNICATION = (*COLLECTIVE, *MESSAGES)
 COPIES = (Kind.D, Kind.H)  #: out of the memory that counts, and back (`minidl.passes.offload`)
 WORDS = dict(zip(Kind, (
     "forward", "output gradient", "weight gradient", "backward", "update", "recompute", "quantise", "copy out",

@@ -19,10 +19,9 @@ from . import report as reports
 from . import trace as traces
 from .columns import Floats, Ints, offsets, spread
 from .schedule import Lane
-from .tasks import RECEIVES, SENDS, What, task_name, unpack
+from .tasks import MESSAGES, RECEIVES, What, task_name, unpack
 from .work import Work
 
-MESSAGES = (*SENDS, *RECEIVES)
 COLUMNS = ("what", "key", "lane", "issued", "start", "end", "bytes")  #: of a timeline, one row for each record
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..core.columns import Rows, prepared, run_lanes, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import RankGrid, Schedule, ScheduleError
-from ..core.tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
+from ..core.tasks import COLLECTIVE, MESSAGES, RECEIVES, SENDS, task_name, unpack
 from .rewrite import gradients
 from .send_receive import meetings
 
@@ -91,7 +91,7 @@ def waits_in_circle(graph: TaskGraph, schedule: Schedule, posted: bool = False) 
     """
     sent, got = meetings(graph)
     met = np.bincount(np.concatenate([sent, got]), minlength=len(graph))
-    alone = np.flatnonzero(np.isin(graph.kind, [*SENDS, *RECEIVES]) & (met != 1))
+    alone = np.flatnonzero(np.isin(graph.kind, MESSAGES) & (met != 1))
     if alone.size:
         key = int(graph.keys[alone[0]])
         what, other = ("send", "receive") if graph.kind[alone[0]] in SENDS else ("receive", "send")

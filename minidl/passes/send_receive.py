@@ -18,7 +18,7 @@ import numpy as np
 from ..core.columns import Ints, Rows, grouped, run_loop, spread
 from ..core.graph import ROLES, Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
+from ..core.tasks import MESSAGES, RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
 from .boundary import outliving
 from .rewrite import sums
 
@@ -27,7 +27,7 @@ SENDABLE = (Kind.F, Kind.O, Kind.B, Kind.U)  #: kinds whose results can be sent
 
 def talks(schedule: Schedule) -> bool:
     """Whether the schedule has messages as tasks."""
-    return bool(np.isin(unpack(schedule.keys).kind, (*SENDS, *RECEIVES)).any())
+    return bool(np.isin(unpack(schedule.keys).kind, MESSAGES).any())
 
 
 @dataclass(frozen=True)

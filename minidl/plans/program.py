@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..core.columns import Columns, Ints, Rows, column, spread
 from ..core.graph import Launch, Role, TaskGraph, View, check_kinds
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
-from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
+from ..core.tasks import COLLECTIVE, COMMUNICATION, MESSAGES, RECEIVES, SENDS, Kind, repack, task_name, unpack
 from ..passes.boundary import Loop, loop
 from ..passes.hint import joined
 from ..passes.messages import check_collectives, check_rendezvous
@@ -270,7 +270,7 @@ def _renumbered(keys: Ints, first: int) -> Ints:
     if not first:
         return keys
     own = unpack(keys)
-    return repack(keys, destination=np.where(np.isin(own.kind, (*SENDS, *RECEIVES)), own.destination + first, 0))
+    return repack(keys, destination=np.where(np.isin(own.kind, MESSAGES), own.destination + first, 0))
 
 
 def _check_apart(graph: TaskGraph, schedule: Schedule, rank: Ints) -> None:

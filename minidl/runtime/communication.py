@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import Launch, TaskGraph, View
-from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name
+from ..core.tasks import COLLECTIVE, COMMUNICATION, MESSAGES, RECEIVES, SENDS, Kind, task_name
 from ..devices import DeviceError
 from ..devices.device import CPU
 from ..devices.lanes import Event, Stop, Stream
@@ -30,7 +30,6 @@ from .comm.handover import handover
 from .comm.places import Host
 
 Calls = Callable[[int, Any], list[Thunk]]
-MESSAGES = (*SENDS, *RECEIVES)
 
 
 class Communication:

@@ -17,7 +17,7 @@ from ...core.graph import Role, TaskGraph
 from ...core.machine import Machine
 from ...core.placement import PipelineError, Placement, Versions, bidirectional, check_numbers
 from ...core.schedule import Schedule
-from ...core.tasks import COMMUNICATION, COPIES, RECEIVES, SENDS, SUMS, GraphError, Kind, pack, task_name, unpack
+from ...core.tasks import COMMUNICATION, COPIES, MESSAGES, RECEIVES, SUMS, GraphError, Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
 from ...passes.boundary import Mask
 from ...passes.draft import Draft
@@ -66,7 +66,7 @@ def as_torch_does(schedule: Schedule, ranks: int, micro_batches: int, chunks: in
     """
     if AS_TORCH not in schedule.notes.items():
         return schedule, ()
-    message = np.isin(unpack(schedule.keys).kind, (*SENDS, *RECEIVES))
+    message = np.isin(unpack(schedule.keys).kind, MESSAGES)
     order = replace(schedule.keep(~message), notes=schedule.notes)
     made, said = read_plan(order, Machine(ranks), micro_batches, chunks), list[str]()
     adds = descending(order)
