@@ -269,9 +269,8 @@ class TaskGraph(Columns):
         rows = [(task.label, ", ".join(b.name for b in task.reads), ", ".join(b.name for b in task.writes))
                 for task in islice(self, LISTED)]
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        more = f"<p>and {len(self) - LISTED} more</p>" if len(self) > LISTED else ""
         return (f"<p>{escape(repr(self))}</p><table><tr><th>task</th><th>reads</th><th>writes</th></tr>{body}</table>"
-                f"{more}")
+                + (f"<p>and {len(self) - LISTED} more</p>" if len(self) > LISTED else ""))
 
     def __getitem__(self, task: int | str) -> Task:
         return Task(self, self.index(task) if isinstance(task, str) else range(len(self))[task])

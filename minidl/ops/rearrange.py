@@ -174,6 +174,5 @@ def unbind(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
 def movedim(x: Tensor, source: int, destination: int) -> Tensor:
     """x with one axis at another place; a view."""
     order = list(range(x.ndim))
-    moved = order.pop(axis_of(x, source, "movedim"))
-    order.insert(axis_of(x, destination, "movedim"), moved)
+    order.insert(axis_of(x, destination, "movedim"), order.pop(axis_of(x, source, "movedim")))
     return transpose(x, order)

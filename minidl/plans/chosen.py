@@ -54,8 +54,7 @@ class Ranks:
         played = greedy(Rows.from_pairs(first, then, total), wait[np.argsort(first, kind="stable")], self._machine,
                         duration, self._place, self._machines)
         real = np.tile(~self.sums, self.ranks) | (np.arange(total) < self.count)  # of a sum, only rank 0's
-        step = np.tile(self.own.iteration, self.ranks)
-        last = spread(step[real], played.end[real], STEPS, by=np.maximum)
+        last = spread(np.tile(self.own.iteration, self.ranks)[real], played.end[real], STEPS, by=np.maximum)
         return float(last[-2] - last[0]) / (STEPS - 2)
 
     def drawn(self, sigma: float, seed: int) -> Floats:

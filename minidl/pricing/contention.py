@@ -92,11 +92,8 @@ def _contend(iterations, sync, spin, doze, wake, cores, serial, ptr, tasks, rank
                 arrival += doze
                 free[ender] = now + wake
             ready[base + task] = arrival
-            if free[lane] > arrival:
-                arrival = free[lane]
-            due[lane] = arrival
-            if arrival < coming[r]:
-                coming[r] = arrival
+            due[lane] = max(arrival, free[lane])
+            coming[r] = min(coming[r], due[lane])
         ended, last = -1, rank_ptr[here + 1]
         while place < last:  # the next lane of this rank whose task ends now
             lane = by_rank[place]

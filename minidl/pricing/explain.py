@@ -122,8 +122,7 @@ class Explanation:
                    f"by the order alone: its dependencies ended {at(last.until - self.may_start)} before")
             awaited = f"{last.task} until {at(last.until)}, {why}"
         if self.exposed:
-            exchange = unpack(parse_task(self.task)).kind == Kind.X
-            why = ("lanes only wait for this exchange" if exchange else
+            why = ("lanes only wait for this exchange" if unpack(parse_task(self.task)).kind == Kind.X else
                    f"its lane only waits for the exchange {self.waits[0].task}")
             still = [f"  exposed     {at(self.exposed)}   ({why})"]
         late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""

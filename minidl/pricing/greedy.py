@@ -69,8 +69,7 @@ def _greedy(succ_ptr, succs, missing, machine, duration, priority, delay, each, 
         next_start[r] = np.inf
         for i in range(succ_ptr[task], succ_ptr[task + 1]):
             s = succs[i]
-            far = delay[i] if each else delay[0] if machine[s] != r else 0.0
-            ready_at[s] = max(ready_at[s], finish + far)
+            ready_at[s] = max(ready_at[s], finish + (delay[i] if each else delay[0] if machine[s] != r else 0.0))
             missing[s] -= 1
             if missing[s] == 0:
                 q = machine[s]

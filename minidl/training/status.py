@@ -137,8 +137,7 @@ class Status:
         self._send()
 
     def _send(self) -> None:
-        now = self._now
-        loss = self._loss()
+        now, loss = self._now, self._loss()
         content = body(now, self._before, self._steps, self._batch_size, self._predicted,
                        now.record.get("loss") if loss is None else loss)
         try:

@@ -95,8 +95,7 @@ def cut(forward: Sequence[float], backward: Sequence[float], most: float) -> lis
     """Slots of at most `most`, at least the time of each layer and of the last one's forward and backward: as many last
     layers joined as fit, forwards before them filled from the last one on, backwards from the first layer on."""
     count = len(forward)
-    joined = next(_runs([f + b for f, b in zip(reversed(forward), reversed(backward), strict=True)], most))
-    rest = count - joined
+    rest = count - next(_runs([f + b for f, b in zip(reversed(forward), reversed(backward), strict=True)], most))
     tops = [rest, *(rest - size for size in accumulate(_runs(forward[:rest][::-1], most)))]
     ends = [0, *accumulate(_runs(backward[:rest], most))]
     none = range(0)

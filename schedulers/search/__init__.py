@@ -43,8 +43,7 @@ def searched(made: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any
             made, graph, chosen, cost, machine, replace(first, options={**first.options, WAITING: size}), recompute,
             split, offload, lags))
     arranges = not isinstance(graph, Pipeline) and getattr(chosen.function, "arranges", None) is not None
-    road = partial(arranged, made) if arranges else made
-    make: Make = partial(road, graph, chosen, cost, machine)
+    make: Make = partial(partial(arranged, made) if arranges else made, graph, chosen, cost, machine)
     limit = machine.memory_limit
     if not recompute and split == 1 and offload == "none" and not lags:
         return make(first, limit)

@@ -180,12 +180,11 @@ def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], m
         found += [point] * (point.peak <= limit)
         away = [partial(_away, point, offloading(point.plan, cost), what, limit) for what in EACH[1:]]
         for one in (partial(_within, point, limit, make), *away) if point.peak > limit else ():
-            try:
-                found.append(one())
-            except MemoryLimitError as error:
-                least.append(error.least or whole.peak)
-            except Refused:
-                pass
+            with suppress(Refused):
+                try:
+                    found.append(one())
+                except MemoryLimitError as error:
+                    least.append(error.least or whole.peak)
     if not found:
         raise MemoryLimitError(f"no plan by {whole.plan.scheduler} fits the limit of {limit:,} bytes: with all "
                                f"activations kept it needs {whole.peak:,}, and the least that can be had is "

@@ -160,8 +160,7 @@ class Tuner:
     def copied(self, call: Any) -> Any:
         """The same call on such arrays."""
         names = [f.name for f in fields(call) if isinstance(getattr(call, f.name), np.ndarray)]
-        arrays = self.elsewhere([getattr(call, name) for name in names])
-        return replace(call, **dict(zip(names, arrays, strict=True)))
+        return replace(call, **dict(zip(names, self.elsewhere([getattr(call, name) for name in names]), strict=True)))
 
     def _fill(self, memory: Any, dtype: str) -> None:
         """Fills memory with random numbers: with zeros, kernels need less power and run faster than in training."""
