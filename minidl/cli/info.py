@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -70,12 +71,9 @@ def _mpi() -> tuple[str | None, str | None]:
     start ranks, with a word if that does not fit. In a separate process, which a broken MPI may abort."""
     code = "import json; from minidl.runtime.comm.mpi import load; print(json.dumps(load()[1:]))"
     library, known = None, None
-    try:
+    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
-        if done.returncode == 0:
-            library, known = json.loads(done.stdout)[::-1]
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        pass
+        library, known = json.loads(done.stdout)[::-1]
     found = launcher.first()
     name, path = (launcher.name(), "") if launcher.name() or not found else (found[1] or "an unknown one", found[0])
     wrong = f", which cannot connect ranks of {known}" if known and not launcher.connects(name, known) else ""

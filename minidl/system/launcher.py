@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 SRUN, TORCHRUN = "Slurm's srun", "torchrun"
@@ -23,9 +24,8 @@ class Variables:
     local_rank: str
 
 
-#: launchers by name. The first one whose mark is there has started this process: srun may have started the others, and
-#: the variables of a shell that srun has started are still there under mpiexec. SLURM_PROCID and SLURM_NTASKS are no
-#: marks, since a batch script has them, which srun did not start.
+#: launchers by name. Of several whose marks are there, the first one counts unless Linux tells more. SLURM_PROCID and
+#: SLURM_NTASKS are no marks, since a batch script has them, which srun did not start.
 LAUNCHERS = {
     TORCHRUN: Variables("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK"),  # no launcher of MPI's
     "Open MPI's mpiexec": Variables("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
@@ -47,8 +47,15 @@ VERSIONS = {r"HYDRA build details": "MPICH", r"Intel\(R\) MPI": "Intel MPI", r"O
 
 
 def name() -> str | None:
-    """Whose launcher started this process; None without one."""
-    return next((found for found, variables in LAUNCHERS.items() if os.environ.get(variables.mark)), None)
+    """Whose launcher started this process; None without one. If several marks are there, one of its shells was started
+    by another: the nearest process above that lacks a mark, as Linux shows, is of the launcher that has set it."""
+    found, above = [each for each, variables in LAUNCHERS.items() if os.environ.get(variables.mark)], os.getppid()
+    with suppress(OSError):
+        while len(found) > 1:
+            with open(f"/proc/{above}/environ", "rb") as environ, open(f"/proc/{above}/stat", "rb") as stat:
+                has, above = b"\0" + environ.read(), int(stat.read().rpartition(b")")[2].split()[1])
+            found = [each for each in found if f"\0{LAUNCHERS[each].mark}=".encode() not in has][:1] or found
+    return next(iter(found), None)
 
 
 def _number(which: str) -> int | None:
@@ -110,11 +117,10 @@ def of(mpiexec: str) -> str | None:
     import re
     import subprocess  # the start of a command does not need it
 
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         said = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return next((f"{maker}'s mpiexec" for pattern, maker in VERSIONS.items() if re.search(pattern, said)), None)
+        return next((f"{maker}'s mpiexec" for pattern, maker in VERSIONS.items() if re.search(pattern, said)), None)
+    return None
 
 
 def first() -> tuple[str, str | None] | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from dataclasses import astuple
+from itertools import permutations
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -118,6 +120,21 @@ def test_a_launcher_counts_before_the_one_that_started_its_shell(by, started, mo
     for variable in SHELL.keys() - STARTED[by].keys():
         monkeypatch.setenv(variable, SHELL[variable])
     assert (launcher.name(), launcher.rank(), launcher.local_rank(), launcher.size()) == (by, 1, 1, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+@pytest.mark.parametrize(("first", "last"), list(permutations(
+    ["MPICH's mpiexec", "Open MPI's mpiexec", "Slurm's srun", "torchrun"], 2)))
+def test_the_launcher_that_was_called_last_counts(first, last):
+    """The environment of each process has what the process above has, as of `torchrun` from which mpiexec is called."""
+    code = "from minidl.system.launcher import name; print(name())"
+    inside = f"{shlex.join([sys.executable, '-c', code])}; exit"  # a shell of its own between launcher and process
+    more = [f"{name}={value}" for name, value in STARTED[last].items()]
+    outside = shlex.join(["env", *more, "sh", "-c", inside])
+    without = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(["sh", "-c", f"{outside}; exit"], capture_output=True, text=True,
+                          env=without | STARTED[first])
+    assert done.stdout == f"{last}\n", done.stderr
 
 
 def test_torchrun_connects_no_ranks_also_if_srun_started_it(started, monkeypatch, capsys):
