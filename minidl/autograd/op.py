@@ -129,7 +129,7 @@ class Layer(Op):
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         found = self.weights_grad(dy, weights) if (weights := [i for i in wanted if i]) else {}
-        return found | ({0: self.input_grad(0, dy)} if 0 in wanted else {})
+        return found | {0: self.input_grad(0, dy)} if 0 in wanted else found
 
     weight_grad = output_grad
 

@@ -414,6 +414,9 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
                 mine = [i for i in mine if not (id(node.inputs[i]) in owned
                                                 and node.op.add_grad(i, dy, gradients[id(node.inputs[i])]))]
                 results = (node.op.weight_grad if kind == Kind.W else node.op.output_grad)(dy, mine) if mine else {}
+                if not isinstance(results, dict):
+                    raise node.op.error(f"{'weight' if kind == Kind.W else 'output'}_grad must return a dict of the "
+                                        f"gradients toward inputs {mine}, not a {type(results).__name__}")
                 _check_unchanged(node, dy)
                 others = {id(t.storage) for t in (dy, *node.inputs, *node.op.kept)}
                 for i in mine:

@@ -11,7 +11,7 @@ from helpers import SMALL, bits, random_array, recorded, refuses
 
 import minidl as ml
 from minidl import nn, ops, optim
-from minidl.autograd.op import Op
+from minidl.autograd.op import Layer, Op
 from minidl.core.tasks import Kind
 from minidl.runtime.executors import SequentialExecutor
 
@@ -296,6 +296,26 @@ def test_ops_of_users_give_tensors_of_the_right_shapes(forward, input_grad, erro
 
 
 SHORT = ml.array(np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize("base", [Op, Layer])
+@pytest.mark.parametrize("found", [None, [], (SHORT,), SHORT])
+@pytest.mark.parametrize("method", ["weight", "output"])
+def test_ops_of_users_return_a_dict_of_gradients(base, found, method):
+    class Mine(base):
+        name = "mine"
+
+        def forward(self, x, weight):
+            return self.out_by("mul", [x, weight], x.shape, x.dtype)
+
+        def wrong(self, dy, wanted):
+            return found
+
+    setattr(Mine, "weights_grad" if base is Layer else f"{method}_grad", Mine.wrong)
+    second = SHORT.detach().requires_grad_() if method == "output" else ml.Parameter(np.ones(2, np.float32))
+    out, kind = Mine()(SHORT, second), type(found).__name__
+    with pytest.raises(ml.ShapeError, match=f"mine: {method}_grad must return a dict of the gradients .* not a {kind}"):
+        out.sum().backward()
 
 
 def test_a_kernel_is_called_within_a_task():
