@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.columns import Floats
+from ..core.columns import Content, Floats
 from ..core.tasks import Kind
 from .pipeline.models import linear_partition
 
@@ -27,7 +27,7 @@ class PartitionError(ValueError):
 
 
 @dataclass(frozen=True)
-class LayerCosts:
+class LayerCosts(Content):
     """For each layer the times of F, O and W."""
 
     forward: Floats

@@ -82,7 +82,20 @@ def column(function: Callable[[Any], T]) -> cached_property[T]:
     return cached_property(wraps(function)(lambda self: read_only(function(self))))
 
 
-class Columns:
+class Content:
+    """The base of a dataclass with arrays among its fields: two are equal if the contents of their fields are."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__eq__ = _equal  # type: ignore[method-assign]  # the dataclass makes none then
+
+
+def _equal(this: Any, other: object) -> bool:
+    pairs = ((getattr(this, f.name), getattr(other, f.name)) for f in fields(this) if f.compare)
+    return type(this) is type(other) and all(
+        a is b or bool(np.array_equal(a, b) if np.ndarray in (type(a), type(b)) else a == b) for a, b in pairs)
+
+
+class Columns(Content):
     """The base of a frozen dataclass whose fields are arrays, among others: it makes them read-only. Copies and pickles
     have the fields alone, not what is computed from them, and are read-only as well."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Columns, Ints
+from .columns import Columns, Content, Ints
 from .machine import is_number, is_whole, shorten
 from .schedule import Schedule
 from .tasks import COLLECTIVE, COPIES, Kind, unpack
@@ -47,7 +47,7 @@ def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(Content):
     """`table[d, s]` is the rank that holds stage s for micro-batches of direction d.
 
     With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Floats, Ints, spread
+from .columns import Content, Floats, Ints, spread
 from .tasks import COMMUNICATION, WORDS, Kind, What, pack, task_name, unpack, widths
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class CriticalPath:
+class CriticalPath(Content):
     """The chain of tasks that makes the run as long as it is.
 
     `records`: its tasks, first to last. `time`: kind of task, or `transfer` or `gap` between tasks -> time; the sum is
@@ -133,8 +133,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         for member in members.tolist():
             time[_KINDS[unpack(int(t.key[member])).kind]] += (upto - start) / len(members)
         source, arrival = int(producer[at]), float(min(arrivals[at], start))
-        on_lane = a > 0 and t.lane[tasks[first[a - 1]]] == t.lane[at]
-        if on_lane and (source < 0 or free[a] >= arrival):
+        if a > 0 and t.lane[tasks[first[a - 1]]] == t.lane[at] and (source < 0 or free[a] >= arrival):
             source, arrival = int(tasks[first[a - 1]]), float(min(free[a], start))
         if source < 0 or int(action[source]) in seen:  # a repeated action: only where the clocks of two ranks disagree
             time["gap"] += start - t.begin
@@ -175,8 +174,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
 
 def _computing(t: Timeline) -> NDArray[np.bool_]:
     """Mask of the lanes with tasks that compute; all of them if none does."""
-    tasks = t.tasks[~np.isin(unpack(t.key[t.tasks]).kind, COMMUNICATION)]
-    mask = spread(t.lane[tasks], True, len(t.lanes))
+    mask = spread(t.lane[t.tasks[~np.isin(unpack(t.key[t.tasks]).kind, COMMUNICATION)]], True, len(t.lanes))
     return mask if mask.any() else ~mask
 
 

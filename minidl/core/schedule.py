@@ -70,7 +70,7 @@ class Schedule(Columns):
     ptr: Ints
     keys: Ints
     joined: Any = None
-    slots: Any = None
+    slots: Any = field(default=None, compare=False)
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

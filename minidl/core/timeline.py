@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from . import report as reports
 from . import trace as traces
-from .columns import Floats, Ints, offsets, spread
+from .columns import Content, Floats, Ints, offsets, spread
 from .schedule import Lane
 from .tasks import MESSAGES, RECEIVES, What, task_name, unpack
 from .work import Work
@@ -26,7 +26,7 @@ COLUMNS = ("what", "key", "lane", "issued", "start", "end", "bytes")  #: of a ti
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Content):
     """Columns, one row per record, in no order: what, key (of the task), lane (index), issued, start, end, bytes.
 
     `edges` are pairs of records that depend on each other across lanes (producer, consumer), and `arrived` is when

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Floats, Ints
+from .columns import Content, Floats, Ints
 from .tasks import as_recorded, parse_task, task_name
 
 
 @dataclass(frozen=True)
-class Work:
+class Work(Content):
     """Columns, one row per task of a step (as it was recorded) and family: key (ascending), family (index in
     `families`), share of the task's time, flops, bytes. `floor`: the least microseconds for these on the device of the
     run, or None if its rates are not known."""

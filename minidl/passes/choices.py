@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.columns import Ints
+from ..core.columns import Content, Ints
 from ..core.placement import Placement
 from ..core.tasks import task_name
 from .offload import Moves
@@ -16,7 +16,7 @@ Parts = int | Mapping[int, int]  #: of every task that can be cut, or of some by
 
 
 @dataclass(frozen=True)
-class Choices:
+class Choices(Content):
     """Passes take those that have the names of their options.
 
     `dropped`: the units whose activations are computed again. `parts`: the number of parts of tasks. `shard`: what

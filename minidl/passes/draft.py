@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, grouped, spread
+from ..core.columns import Content, Floats, Ints, Rows, grouped, spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
@@ -37,7 +37,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Draft:
+class Draft(Content):
     """A step, whole or in stages. Columns of the graph's length: `time` in the unit of `cost`, NaN if only the link
     gives it, and the `stage` of each task; a stage of the second direction has its number in the first one plus
     `placement.stages`.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Ints, Rows, grouped, run_loop, spread
+from ..core.columns import Content, Ints, Rows, grouped, run_loop, spread
 from ..core.graph import ROLES, Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import MESSAGES, RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
@@ -31,7 +31,7 @@ def talks(schedule: Schedule) -> bool:
 
 
 @dataclass(frozen=True)
-class Messages:
+class Messages(Content):
     """One message for everything that a task sends to a rank: message i goes from task `sender[i]` (of parts: the last)
     to rank `to[i]`. Buffer `copied[j]` travels in message `message[j]` and becomes buffer `copy[j]` on that rank."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Columns, Ints, Rows, offsets, run_loop, spread
+from ..core.columns import Columns, Content, Ints, Rows, offsets, run_loop, spread
 from ..core.graph import Role, TaskGraph
 from ..core.schedule import Schedule
 
@@ -74,7 +74,7 @@ def plan_memory(graph: TaskGraph, schedule: Schedule) -> MemoryPlan:
 
 
 @dataclass(frozen=True)
-class Lifetimes:
+class Lifetimes(Content):
     """When each storage is alive, in launches of each lane. The caller counts as one more lane, the last: it loads all
     inputs before the first task and reads all outputs after the last.
 
@@ -183,35 +183,30 @@ def _pack(lanes, leaves, order, at_leaf, leaf, behind, enter, leave, size, last,
         s = order[i]
         node = leaves
         while node > 0:  # the next leaf from this one on whose storage is alive when s begins
-            if latest[node] <= enter[i]:
-                while node & 1:
-                    node >>= 1
-                if node > 0:
-                    node += 1
-                continue
-            while node < leaves:
-                node *= 2
-                if latest[node] <= enter[i]:
-                    node += 1
-            if node - leaves >= behind[i]:
-                break
-            t = at_leaf[node - leaves]
-            before = after = True
-            for lane in range(lanes):
-                before = before and last[s * lanes + lane] <= known[t * lanes + lane]
-                after = after and last[t * lanes + lane] <= known[s * lanes + lane]
-            clash = not before and not after
-            for j in range(joined_ptr[s], joined_ptr[s + 1]):
-                for k in range(joined_ptr[t], joined_ptr[t + 1]):
-                    a, b = joined[j], joined[k]
-                    clash = clash or (a != b and action[a] == action[b])
-            if clash:
-                clashes[s] += 1
-                clashes[t] += 1
-                v = level_of[t]
-                if mark[v] != i or reach[v] < offset[t] + size[t]:
-                    reach[v] = offset[t] + size[t]
-                mark[v] = i
+            if latest[node] > enter[i]:
+                while node < leaves:
+                    node *= 2
+                    if latest[node] <= enter[i]:
+                        node += 1
+                if node - leaves >= behind[i]:
+                    break
+                t = at_leaf[node - leaves]
+                before = after = True
+                for lane in range(lanes):
+                    before = before and last[s * lanes + lane] <= known[t * lanes + lane]
+                    after = after and last[t * lanes + lane] <= known[s * lanes + lane]
+                clash = not before and not after
+                for j in range(joined_ptr[s], joined_ptr[s + 1]):
+                    for k in range(joined_ptr[t], joined_ptr[t + 1]):
+                        a, b = joined[j], joined[k]
+                        clash = clash or (a != b and action[a] == action[b])
+                if clash:
+                    clashes[s] += 1
+                    clashes[t] += 1
+                    v = level_of[t]
+                    if mark[v] != i or reach[v] < offset[t] + size[t]:
+                        reach[v] = offset[t] + size[t]
+                    mark[v] = i
             while node & 1:
                 node >>= 1
             if node > 0:

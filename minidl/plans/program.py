@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.columns import Columns, Ints, Rows, column, spread
+from ..core.columns import Columns, Content, Ints, Rows, column, spread
 from ..core.graph import Launch, Role, TaskGraph, View, check_kinds
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, MESSAGES, RECEIVES, SENDS, Kind, repack, task_name, unpack
@@ -83,7 +83,7 @@ class Part(Columns):
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Content):
     """One rank's part of a plan. `prologue`, `body` and `epilogue` have one part for each parity, as `loop` has.
 
     `group`: the ranks that sum gradients with this one, itself among them. `takes`: which of a step's inputs this rank

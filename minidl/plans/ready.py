@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, spread
+from ..core.columns import Content, Floats, Ints, Rows, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, unpack
@@ -26,7 +26,7 @@ OWN = 0.5  #: the spread of each task by itself, as a share of the spread of mic
 
 
 @dataclass(frozen=True)
-class Picks:
+class Picks(Content):
     """The tasks of all ranks, with lanes for each kind and stage. A machine is a rank, or a link in one direction.
     `place`: of each task in the order; `kept`: whether ranks keep it, or take it as a hint."""
 
@@ -109,7 +109,7 @@ def factors(random: np.random.Generator, spread: float, size: int | tuple[int, .
 
 
 @dataclass(frozen=True)
-class Draws:
+class Draws(Content):
     """Step times by draw: of the policy's own order, of the order with the hint's cap (None if there is no cap), and of
     the hint (None if the order is none)."""
 

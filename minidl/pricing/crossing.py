@@ -11,14 +11,14 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, spread
+from ..core.columns import Content, Floats, Ints, spread
 from ..core.graph import TaskGraph
 from .cost import Cross
 from .memory import accesses, near_bytes
 
 
 @dataclass(frozen=True)
-class Crossing:
+class Crossing(Content):
     """Pairs of tasks that touch the same buffer one after the other, in columns: the task that pays if the other one is
     on another lane of its rank, that other task, the buffer, and the time that its bytes take.
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, ends_of_actions, prepared, run_lanes, spread
+from ..core.columns import Content, Floats, Ints, Rows, ends_of_actions, prepared, run_lanes, spread
 from ..core.graph import TaskGraph, check_kinds, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COMMUNICATION, RECEIVES, Kind
@@ -85,7 +85,7 @@ def around(lanes: Lanes, end: Floats, cost: CostModel) -> float:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Lanes(Content):
     """Lane i, of rank `rank[i]`, runs the tasks `tasks[ptr[i]:ptr[i + 1]]` (ids) in order.
 
     Where `joined` is true, a task runs as one action with the task before it. `stuck`: makes the error for lanes that
@@ -156,7 +156,7 @@ def _none() -> Ints:
 
 
 @dataclass(frozen=True)
-class Carried:
+class Carried(Content):
     """`target` of iteration i waits for `source` of iteration i - `distance`, which is 1 or more."""
 
     source: Ints = field(default_factory=_none)
@@ -192,7 +192,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Clock:
+class Clock(Content):
     """The durations and edges of tasks. It computes the times of any order of them, over one or many iterations.
 
     `duration`: of each task, launch included. `preds`: edges within an iteration; `carried`: edges between iterations.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import Ints
+from ...core.columns import Content, Ints
 from ...core.placement import PLACEMENTS, PipelineError, Placement
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered
@@ -46,7 +46,7 @@ EFFORT = 400_000  #: about so many tasks are timed for that
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class Arrangement(Content):
     """One candidate. `problem`: its stages' times and placement; `stage_of_layer`: the cut."""
 
     makespan: float

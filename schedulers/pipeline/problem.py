@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...core.columns import Floats
+from ...core.columns import Content, Floats
 from ...core.graph import TaskGraph
 from ...core.placement import PipelineError, Placement, check_numbers
 from ...core.schedule import Lane, Schedule
@@ -27,7 +27,7 @@ def rounded(time: float) -> float:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Content):
     """`forward`, `output_grad`, `weight_grad`: one time per stage. `cap`: the most live activations per rank, in units
     of a full stage. `recorded`: a network's, whose tasks are whole stages. `backward`: the time of a fused backward per
     stage, if it is not the sum of both gradients."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import Floats, Ints, spread
+from ...core.columns import Content, Floats, Ints, spread
 from ...core.graph import Role, TaskGraph
 from ...core.machine import PlanError
 from ...core.placement import Refused
@@ -34,7 +34,7 @@ WHOLE, MOST, OUTPUT, NOTHING = range(4)  #: the activations that a block keeps
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Content):
     """Blocks in the order of their forwards. Each has its `units`, those that are `cheap`, and the one that makes its
     output; in bytes, `whole`: its activations that the backward pass reads, `most`: these without cheap ones, `output`:
     its output, `backward`: the other memory of its backward; and the time to compute all of its activations `again`, or
