@@ -50,9 +50,8 @@ def _nearest(mine: Schedule, others: dict[str, PipelinePlan]) -> dict[str, Any] 
     found: dict[str, Any] | None = None
     for name, plan in others.items():
         other = plan.schedule
-        if mine.lanes != other.lanes or not np.array_equal(mine.ptr, other.ptr):
-            continue
-        if any(set(mine.order(i).tolist()) != set(other.order(i).tolist()) for i in range(len(mine.lanes))):
+        if mine.lanes != other.lanes or not np.array_equal(mine.ptr, other.ptr) or any(
+                {*mine.order(i).tolist()} != {*other.order(i).tolist()} for i in range(len(mine.lanes))):
             continue
         moved = np.flatnonzero(mine.keys != other.keys)
         if len(moved) and (found is None or len(moved) < found["tasks"]):

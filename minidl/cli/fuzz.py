@@ -46,8 +46,8 @@ def text(record: dict[str, Any], bad: list[fuzz.Verdict]) -> str:
     lines = [f"{record['cases']:,} cases from seed {record['seed']}: {compared - len(bad):,} of {compared:,} equal "
              f"their eager run bit for bit, in {record['arrangements']:,} arrangements of {record['tasks']:,} tasks"]
     for what, title in ("refused", "cannot be recorded"), ("invalid", "do not run eagerly"):
-        for why, count in Counter(entry["why"] for entry in record[what]).most_common():
-            lines.append(f"{count:,} {title}: {why}")
+        lines += [f"{count:,} {title}: {why}"
+                  for why, count in Counter(entry["why"] for entry in record[what]).most_common()]
     for v in bad:
         (name, what), *more = v.failures.items()
         lines += [f"seed {v.seed}, {name}: {what}" + (f"; and {len(more)} more" if more else ""),

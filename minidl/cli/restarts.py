@@ -54,10 +54,9 @@ def fewer(arguments: Any, ranks: int | None) -> int | None:
     """The next smaller number of ranks that --least-ranks and the batch allow, of a pipeline at least 2; the same one
     if there is none."""
     staged = arguments.parallel == "pipeline"
-    for found in range((ranks or 1) - 1, max(arguments.least_ranks or ranks or 1, 1 + staged) - 1, -1):
-        if staged or arguments.batch_size % (found * arguments.micro_batches) == 0:
-            return found
-    return ranks
+    fewest = max(arguments.least_ranks or ranks or 1, 1 + staged)
+    return next((found for found in range((ranks or 1) - 1, fewest - 1, -1)
+                 if staged or arguments.batch_size % (found * arguments.micro_batches) == 0), ranks)
 
 
 def _command(arguments: Any, ranks: int | None, first: bool) -> list[str]:

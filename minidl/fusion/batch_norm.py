@@ -48,9 +48,8 @@ def _end_gradient(draft: Draft, norm: Launch, y: View, tail: Tail) -> bool:
     readers = draft.readers(passed)
     sums = [t for t in readers if _is(draft[t], SUMS[0], norm.writes[1], ds)]
     inputs = [t for t in readers if _is(draft[t], INPUTS[0], norm.writes[1], ds, others=True)]
-    if len(sums) != 1 or len(inputs) > 1 or (not tail.added and len(readers) != len(sums) + len(inputs)):
-        return False
-    if not tail.added and any(not draft.moves(tail.gradient, t, (*sums, *inputs)) for t in inputs):
+    if len(sums) != 1 or len(inputs) > 1 or (not tail.added and (len(readers) != 1 + len(inputs) or any(
+            not draft.moves(tail.gradient, t, (*sums, *inputs)) for t in inputs))):
         return False
     own = [norm.reads[0], *norm.writes[1:3], *norm.reads[1:3]]  # x, mean, rstd, w, b
     old, of_dy = draft[sums[0]].launches[0], draft[tail.gradient].reads - {draft.buffer(seen)}

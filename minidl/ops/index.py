@@ -119,10 +119,9 @@ def _parts(item: Any, shape: Sequence[int]) -> list[Any]:
             if n.shape != tuple(shape[axis : axis + n.ndim]):
                 raise ShapeError(f"a mask of shape {n.shape} does not fit shape {tuple(shape)} from axis {axis} on")
             found += chosen(n)
-        elif isinstance(n, np.integer) or (isinstance(n, np.ndarray) and not n.ndim and n.dtype.kind in "iu"):
-            found.append(int(n))
         else:
-            found.append(n)
+            whole = isinstance(n, np.integer) or (isinstance(n, np.ndarray) and not n.ndim and n.dtype.kind in "iu")
+            found.append(int(n) if whole else n)
         axis += len(shape) - sum(axes) if n is Ellipsis else count
     return found
 

@@ -71,10 +71,8 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
                                      reduction: str = "mean", pos_weight: Tensor | None = None) -> Tensor:
     """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1.
     `weight` and `pos_weight` broadcast to x: how much each element counts, and the first of the two terms."""
-    if pos_weight is None:
-        losses = PairLoss("bce_with_logits", "bce_with_logits_grad a b dy")(x, target)
-    else:
-        losses = _times(target * pos_weight, softplus(-x)) + _times(1.0 - target, softplus(x))
+    losses = (PairLoss("bce_with_logits", "bce_with_logits_grad a b dy")(x, target) if pos_weight is None else
+              _times(target * pos_weight, softplus(-x)) + _times(1.0 - target, softplus(x)))
     return reduce(losses if weight is None else losses * weight, reduction)
 
 

@@ -213,9 +213,8 @@ class Optimizer(Watched):
                     if self.max_norm is not None:
                         tape.call("mul", [self.gradient(i), factor], [self.gradient(i)])
                     self.update(i)
-        for _, members in groups:
-            for i in members:
-                tape.spend(self.parameters[i])
+        for i in every:
+            tape.spend(self.parameters[i])
         tape.rounded.clear()
         tape.end_step()
 
@@ -257,9 +256,7 @@ class Optimizer(Watched):
         """The tensors that a checkpoint must hold, by name: the learning rate and all states."""
         for i, group in enumerate(self.param_groups):
             yield f"lr.{i}" if i else "lr", group.rate
-        for name, states in self.states.items():
-            for i, state in enumerate(states):
-                yield f"{name}.{i}", state
+        yield from ((f"{name}.{i}", state) for name, states in self.states.items() for i, state in enumerate(states))
         if self.scaler:
             yield from self.scaler.named_tensors()
 

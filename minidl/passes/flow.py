@@ -58,11 +58,9 @@ class Flow:
     @classmethod
     def _of(cls, graph: TaskGraph, tasks: list[int], weighted: set[tuple[int, int]], block: int) -> Flow:
         micro_batch = graph.micro_batch[tasks].tolist()
-        if len({*micro_batch}) > 1:
-            cuts = [i for i in range(1, len(tasks)) if micro_batch[i] != micro_batch[i - 1]]
-        else:
-            cuts = [i for i, t in enumerate(tasks) if graph.kind[t] == Kind.O
-                    and (int(graph.unit[t]), micro_batch[i]) in weighted][1:]
+        cuts = ([i for i in range(1, len(tasks)) if micro_batch[i] != micro_batch[i - 1]] if len({*micro_batch}) > 1
+                else [i for i, t in enumerate(tasks) if graph.kind[t] == Kind.O
+                      and (int(graph.unit[t]), micro_batch[i]) in weighted][1:])
         written = [{int(graph.buffer_storage[b]) for b in graph.writes[t].tolist()} for t in tasks]
         last = {s: i for i, own in enumerate(written) for s in own}
         until = np.maximum.accumulate([max(last[s] for s in own) for own in written])

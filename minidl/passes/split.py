@@ -226,9 +226,8 @@ def _last(v: View) -> int:
 
 def overlap(a: View, b: View) -> bool:
     """Whether two views may have an element in common; True if that is not clear."""
-    if a.storage != b.storage or a.storage < 0 or not a.size or not b.size:
-        return False
-    if _last(a) < b.offset or _last(b) < a.offset:
+    if (a.storage != b.storage or a.storage < 0 or not a.size or not b.size
+        or _last(a) < b.offset or _last(b) < a.offset):
         return False
     if a.strides != b.strides:
         return True

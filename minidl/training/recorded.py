@@ -354,10 +354,9 @@ class Recorded:
         groups, pairs = schedulers.profile_groups(self.graph, cost)
         if measured:
             corun = measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress)
-        elif self.device.captures:
-            corun = CoRun(groups, {}, "estimated", needs(self.graph, cost, groups, self.device))
         else:
-            corun = CoRun.estimated(self.graph, groups, pairs)
+            corun = (CoRun(groups, {}, "estimated", needs(self.graph, cost, groups, self.device))
+                     if self.device.captures else CoRun.estimated(self.graph, groups, pairs))
         return replace(cost, corun=corun)
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:

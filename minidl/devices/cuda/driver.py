@@ -49,9 +49,8 @@ class DeviceArray(np.ndarray[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
-        if not all(k is None or k is Ellipsis or isinstance(k, int | slice) for k in keys):
-            self._refuse()
-        if sum(isinstance(k, int) for k in keys) == self.ndim and Ellipsis not in keys:
+        if not all(k is None or k is Ellipsis or isinstance(k, int | slice) for k in keys) or (
+                sum(isinstance(k, int) for k in keys) == self.ndim and Ellipsis not in keys):
             self._refuse()
         return super().__getitem__(key)
 

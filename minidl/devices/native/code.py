@@ -465,8 +465,6 @@ def numba_call(block):
         status = _few(block)
     elif room == 1:
         status = _some(block)
-    elif room == 2:
-        status = _many(block)
     else:
-        status = _more(block) if room == 3 else _most(block)
+        status = _many(block) if room == 2 else _more(block) if room == 3 else _most(block)
     return OK if status == 0 else FAILED
