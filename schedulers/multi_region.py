@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice
 
-from ..core.graph import TaskGraph
+from ..core.graph import TaskGraph, check_kinds
 from ..core.machine import Machine, PlanError
 from ..core.schedule import SIDE, Schedule
 from ..plans.memory import MemoryLimitError
@@ -55,6 +55,7 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bo
     `crossing`: whether they may cross the iteration boundary. `streams`: the main one included. `side_sms`: so many SMs
     of a GPU for the second stream, and the others for the first; "auto": the fastest share, or none.
     """
+    check_kinds(graph=(graph, TaskGraph), cost=(cost, CostModel), machine=(machine, Machine))
     if streams != 2:
         raise PlanError(f"multi_region needs 2 streams, not {streams}")
     picks = [_picker(graph, own, crossing) for own in ([cost] if side_sms is None else _divided(cost, side_sms))]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import Columns, Ints, Rows, ends_of_actions, offsets, prepared, run_lanes, spread
-from .graph import TaskGraph
+from .graph import TaskGraph, check_kinds
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
 HEADER = ["rank", "lane", "task"]
@@ -194,6 +194,7 @@ class Schedule(Columns):
 
     def ids(self, graph: TaskGraph) -> Ints:
         """The task id of every entry. Raises ScheduleError for a task that the graph does not have."""
+        check_kinds(graph=(graph, TaskGraph))
         ids = graph.find(self.keys)
         missing = np.flatnonzero(ids < 0)
         if missing.size:
@@ -608,14 +609,12 @@ def parse_action(name: str) -> list[int]:
 
 def _shared(graph: TaskGraph, source: int, target: int) -> str:
     """Text that names a buffer because of which one task must follow the other."""
-    wrote = set(graph.writes[source].tolist())
-    for buffers, verb in ((graph.reads[target], "reads"), (graph.writes[target], "writes")):
-        for b in buffers.tolist():
-            if b in wrote:
-                return f": it {verb} {graph.buffer(b).name}"
-    for b in graph.writes[target].tolist():
-        if b in set(graph.reads[source].tolist()):
-            return f": it overwrites {graph.buffer(b).name}, which {graph.name(source)} reads"
+    wrote, read = {*graph.writes[source].tolist()}, {*graph.reads[source].tolist()}
+    for own, theirs, verb, more in (
+            (graph.reads[target], wrote, "reads", ""), (graph.writes[target], wrote, "writes", ""),
+            (graph.writes[target], read, "overwrites", f", which {graph.name(source)} reads")):
+        if shared := [b for b in own.tolist() if b in theirs]:
+            return f": it {verb} {graph.buffer(shared[0]).name}{more}"
     return ""
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.columns import Ints, Rows, spread
-from ..core.graph import Role, TaskGraph, moved_views
+from ..core.graph import Role, TaskGraph, check_kinds, moved_views
 from ..core.schedule import Schedule
 from ..core.tasks import SENDS, GraphError, Kind, repack, task_name, unpack
 
@@ -68,6 +68,7 @@ def must_stay(graph: TaskGraph) -> Mask:
 def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
     """The loop of a recorded step whose tasks `late` (ids of W and U) run one step late. Raises BoundaryError for a
     task that cannot be late because a task of its step that is not late needs it."""
+    check_kinds(graph=(graph, TaskGraph))
     crosses = spread(list(late), True, len(graph))
     if not crosses.any():
         return Loop((graph,), (graph,))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.columns import Ints, Rows, spread
-from ..core.graph import Role, StorageSpec, TaskGraph, moved_views
+from ..core.graph import Role, StorageSpec, TaskGraph, check_kinds, moved_views
 from ..core.tasks import COPIES, GraphError, Kind, repack, task_name, unpack
 
 
@@ -27,6 +27,7 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
     state that a step returns is shared, and all steps change it. Raises GraphError for fewer than one iteration, or a
     graph that is unrolled already.
     """
+    check_kinds(graph=(graph, TaskGraph))
     if iterations < 1:
         raise GraphError(f"cannot unroll over {iterations} iterations; at least 1 is needed")
     if graph.iteration.any():
@@ -45,6 +46,7 @@ def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
 
     Iteration t uses copy t mod `copies`. The edges `W(t) -> F(t+1)` disappear, and the memory grows.
     """
+    check_kinds(graph=(graph, TaskGraph))
     if copies < 1:
         raise GraphError(f"cannot rename to {copies} copies; at least 1 is needed")
     iterations = int(graph.iteration.max(initial=0)) + 1

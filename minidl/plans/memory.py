@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.columns import Columns, Content, Ints, Rows, offsets, run_loop, spread
-from ..core.graph import Role, TaskGraph
+from ..core.graph import Role, TaskGraph, check_kinds
 from ..core.schedule import Schedule
 
 ALIGNMENT = 256
@@ -60,6 +60,7 @@ def owned(graph: TaskGraph) -> Ints:
 def plan_memory(graph: TaskGraph, schedule: Schedule) -> MemoryPlan:
     """Packs the storages of a step, largest first, and of equal ones those first that clash with the most; each at the
     lowest offset free of storages that it clashes with. The work grows with the number of storages and of clashes."""
+    check_kinds(graph=(graph, TaskGraph), schedule=(schedule, Schedule))
     size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
     persistent = np.array([s.role.persistent for s in graph.storages], bool)
     lives = lifetimes(graph, schedule)

@@ -14,6 +14,7 @@ from minidl.core.tasks import GraphError
 from minidl.plans.memory import MemoryLimitError
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import CheckingExecutor, SequentialExecutor, StreamExecutor, TaskError
+from minidl.schedulers import multi_region
 
 
 def executors_of(graph):
@@ -137,15 +138,20 @@ def _given():
 WRONG = {
     r"^schedule is <Plan in_order: .*>?; it must be a Schedule; take its schedule$": [
         lambda g, p, c: ml.simulate(g, p, c), lambda g, p, c: StreamExecutor(g, p), lambda g, p, c: ml.lower(g, p),
-        lambda g, p, c: CheckingExecutor(g, p), lambda g, p, c: ml.GraphExecutor(g, p)],
+        lambda g, p, c: CheckingExecutor(g, p), lambda g, p, c: ml.GraphExecutor(g, p),
+        lambda g, p, c: ml.plan_memory(g, p)],
     r"^graph is <Plan in_order: .*>?; it must be a TaskGraph; take its graph$": [
         lambda g, p, c: StreamExecutor(p, g), lambda g, p, c: SequentialExecutor(p), lambda g, p, c: ml.measure(p),
-        lambda g, p, c: ml.simulate(p, g, c), lambda g, p, c: StreamExecutor(p, p)],
+        lambda g, p, c: ml.simulate(p, g, c), lambda g, p, c: StreamExecutor(p, p), lambda g, p, c: ml.unroll(p, 2),
+        lambda g, p, c: ml.rename(p), lambda g, p, c: ml.cross_boundary(p, [0]), lambda g, p, c: multi_region(p),
+        lambda g, p, c: p.schedule.validate(p), lambda g, p, c: p.schedule.waits(p),
+        lambda g, p, c: ml.plan_memory(p, p.schedule)],
     r"^program is <Plan in_order: .*>?; it must be a Program; take its program$": [lambda g, p, c: ml.Runtime(p)],
     r"^schedule is 'in_order'; it must be a Schedule$": [lambda g, p, c: StreamExecutor(g, "in_order")],
     r"^schedule is array.*; it must be a Schedule$": [lambda g, p, c: StreamExecutor(g, np.zeros((9, 9)))],
     r"^graph is <Schedule of .*>; it must be a TaskGraph$": [lambda g, p, c: ml.simulate(p.schedule, g, c)],
-    r"^graph is <function .*; it must be a TaskGraph$": [lambda g, p, c: ml.measure(_given)],
+    r"^graph is <function .*; it must be a TaskGraph$": [
+        lambda g, p, c: ml.measure(_given), lambda g, p, c: multi_region(_given)],
     r"^cost is Machine.*; it must be a CostModel$": [lambda g, p, c: ml.simulate(g, p.schedule, ml.Machine())],
 }
 
