@@ -30,7 +30,7 @@ FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a 
            rb"(?i)version https://git-lfs|\s*<(!doctype|html)": "a pointer of Git LFS (git lfs pull) or a web page",
            rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"\x93NUMPY": "a NumPy array"}
 SUFFIXES = {".distcp": DCP, **dict.fromkeys((".bin", ".ckpt", ".pt", ".pth"), TORCH)}  #: the same by suffix
-OTHERS = (".gguf", ".h5", ".hdf5", ".keras", ".msgpack", ".npy", ".npz", ".onnx", ".pt2", ".zip")  #: and more suffixes
+OTHERS = (".gguf", ".h5", ".hdf5", ".json", ".keras", ".msgpack", ".npy", ".npz", ".onnx", ".pt2", ".zip")  #: and more
 
 
 class WeightsError(ValueError):

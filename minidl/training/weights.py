@@ -79,6 +79,8 @@ def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shar
     written or have another format's suffix, and for shards where there are weights already."""
     if style not in STYLES:
         raise WeightsError(f"unknown style of names {style!r}; known: {', '.join(STYLES)}")
+    if shards is not None and not (isinstance(shards, int | np.integer) and shards > 0):
+        raise WeightsError(f"shards is {str(shards)[:40]}; it must be a whole number of bytes, at least 1")
     path, named = Path(path), to_timm(values) if style == "timm" else values
     if path.suffix.lower() in (*SUFFIXES, *OTHERS) and shards is None:
         raise WeightsError(f"{path}: programs take {path.suffix} for another format, such as a pickle of torch, and "

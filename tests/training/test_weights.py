@@ -271,6 +271,13 @@ def test_shards_come_back_as_they_were(size: int, tmp_path: Path) -> None:
         assert len(names) == 1 or sum(values[name].nbytes for name in names) <= size
 
 
+@pytest.mark.parametrize("shards", [0, -5, 1.5, "1MB"])
+def test_the_size_of_shards_is_a_whole_number(shards: Any, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=f"shards is {shards}; it must be a whole number of bytes, at least 1"):
+        weights.save(tmp_path / "out", {"a": np.ones(3)}, shards=shards)
+    assert not any(tmp_path.iterdir())
+
+
 def test_shards_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: Any) -> None:
     values = models.create("gpt", preset="tiny").state_dict()
     done: list[Path] = []
@@ -448,7 +455,8 @@ def test_one_shard_alone_says_so(tmp_path: Path) -> None:
             "lacks .* it is one of several files: give their folder or index")
 
 
-@pytest.mark.parametrize("name", ["w.pt", "w.PTH", "pytorch_model.bin", "w.ckpt", "w.npz", "w.ONNX", "w.pt2"])
+@pytest.mark.parametrize("name", ["w.pt", "w.PTH", "pytorch_model.bin", "w.ckpt", "w.npz", "w.ONNX", "w.pt2",
+                                  "w.json"])
 def test_safetensors_have_no_name_of_another_format(name: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"for another format, such as a pickle of torch.*name it .*\.safetensors$"):
         weights.save(tmp_path / name, {"w": np.zeros(3)})
