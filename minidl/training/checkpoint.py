@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
 STEP = re.compile(r"step-\d{8,}")  #: the name of a checkpoint that ranks have written
+KEPT = re.compile(rf"({STEP.pattern}|best)\.safetensors|{STEP.pattern}")  #: of what a run keeps beside the newest one
 FORMAT = 4
 IDENTITY = ("name", "samples", "seed", "batch_size", "training")  #: attributes of a loader: its order of samples
 CheckpointError = WeightsError  #: a checkpoint cannot be saved, read, or used here: one line, which says why
@@ -180,8 +181,12 @@ def exists(path: str | Path) -> bool:
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[None]:
-    """Inside, no other run saves to `path`, a file or a directory (it is made). Raises CheckpointError if one does."""
-    file = file_of(path)
+    """Inside, no other run saves to `path`, a file or a directory (it is made). Raises CheckpointError if one does, and
+    for one of the checkpoints that a run's directory keeps: it would be written over, or get others inside."""
+    file, kept = file_of(path), Path(os.path.realpath(path))
+    if kept.exists() and KEPT.fullmatch(kept.name):
+        raise CheckpointError(f"{path} is kept by a run, which also removes it; to go on from it, copy it to new/"
+                              f"{kept.name if kept.is_dir() else NAME} and give --checkpoint new")
     with ExitStack() as held:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)

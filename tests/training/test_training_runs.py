@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,6 +183,27 @@ def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
     for flags, says in ((["--keep", 2], "--keep has no effect here; it goes with --checkpoint"),
                         (["--checkpoint", tmp_path / "f", "--checkpoint-every", "soon"], "soon")):
         assert says in train(capsys, "--steps", 1, *flags, code=2)[1]
+
+
+def test_a_run_goes_on_from_a_kept_checkpoint_by_a_copy_of_it(capsys, tmp_path):
+    """It would write over the checkpoint, or save beside it, where nobody looks."""
+    train(capsys, "--epochs", 2, "--checkpoint", tmp_path / "c", "--keep", 2)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "c").iterdir()}
+    for kept in before.keys() - {checkpoint.NAME}:
+        _, err = train(capsys, "--epochs", 3, "--checkpoint", tmp_path / "c" / kept, "--resume", code=2)
+        assert f"{kept} is kept by a run, which also removes it; to go on from it, copy it to new/checkpoint.saf" in err
+    assert {file.name: file.read_bytes() for file in (tmp_path / "c").iterdir()} == before
+    (tmp_path / "new").mkdir()
+    shutil.copy(tmp_path / "c" / min(before.keys() - {checkpoint.NAME, "best.safetensors"}),
+                tmp_path / "new" / checkpoint.NAME)
+    train(capsys, "--epochs", 3, "--checkpoint", tmp_path / "new", "--resume")
+    folder = tmp_path / "ranks" / "step-00000004"
+    folder.mkdir(parents=True)
+    (tmp_path / "ranks" / "best").symlink_to(folder.name)
+    for path in (folder, tmp_path / "ranks" / "best"):
+        with pytest.raises(checkpoint.CheckpointError, match=f"{path.name} .* copy it to new/step-00000004 and give"):
+            checkpoint.claim(path).__enter__()
+    assert not any(folder.iterdir())
 
 
 @pytest.mark.few(1)
