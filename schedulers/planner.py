@@ -114,6 +114,8 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
         if here:
             os.chdir(here)  # names of files stay what they are, even if a user's policy has gone to another folder
     notes = slips(order) if isinstance(order, Schedule) else ()
+    if times and cost is not None and (beyond := cost.beyond(plan.graph)):
+        notes = *notes, f"the costs have times of tasks that this step does not have: {', '.join(beyond[:3])}"
     plan = replace(plan, choices=choices, remarks=(*plan.remarks, *notes), within=less and (lambda limit: made(
         problem, chosen, cost, machine, choices, limit, replace(less(limit), cost=found.cost))))
     same = choices.order == "fixed" and choices.cap is None
