@@ -35,7 +35,7 @@ def cap_of(problem: Problem) -> float:
     """The most live activations per rank. Raises PipelineError below 1."""
     cap = problem.micro_batches if problem.cap is None else problem.cap
     if cap < 1:
-        raise PipelineError(f"no order fits an activation cap of {cap:g}; the smallest feasible cap is 1")
+        raise PipelineError(f"no order fits an activation cap of {cap:.15g}; the smallest feasible cap is 1")
     return float(min(cap, problem.micro_batches))
 
 

@@ -177,5 +177,5 @@ def _peaks(plan: PipelinePlan, caps: Window) -> tuple[float, ...]:
              for r in range(plan.placement.ranks)]
     if plan.cap is not None and max(found) > plan.cap + 1e-9:
         raise CapError(f"as a hint the order may hold {max(found):g} activations on rank {int(np.argmax(found))}; the "
-                       f"cap is {plan.cap:g}; give a smaller --scheduler-arg cap")
+                       f"cap is {plan.cap:.15g}; give a smaller --scheduler-arg cap")
     return tuple(found)

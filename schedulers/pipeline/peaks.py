@@ -30,7 +30,7 @@ def counted(plan: PipelinePlan) -> PipelinePlan:
     if plan.cap is not None and (over := np.flatnonzero(live > plan.cap + 1e-9)).size:
         key = int(schedule.keys[over[0]])
         raise CapError(f"with {task_name(key)} rank {rank[over[0]]} holds {live[over[0]]:g} activations; the cap is "
-                       f"{plan.cap:g} (this plan needs {live.max():g})",
+                       f"{plan.cap:.15g} (this plan needs {live.max():g})",
                        [task_name(key)], schedule.grid(mark=[key], near=True))
     return replace(plan, peaks=tuple(spread(rank, live, plan.placement.ranks, 0.0, np.maximum).tolist()))
 

@@ -50,7 +50,7 @@ def v_schedule(problem: Problem, peak: float, published: Published) -> Schedule:
     that gives an order. Raises PipelineError for a cap below 1, which is both chunks of one micro-batch."""
     cap = int(min(2 * (peak if problem.cap is None else problem.cap), 1 << 31))
     if cap < 2:
-        raise PipelineError(f"an activation cap of {problem.cap:g} is too small; the smallest feasible one is 1")
+        raise PipelineError(f"an activation cap of {problem.cap:.15g} is too small; the smallest feasible one is 1")
     p, m = problem.ranks, problem.micro_batches
     reference = published(problem, cap)
     cap = min(cap, 2 * m)

@@ -213,6 +213,7 @@ HINT --scheduler pipedream => order=hint: pipedream: its order says which weight
 HINT --split 2 => order=hint: zb_h1: its tasks are in parts; leave --split out
 HINT --offload activations => order=hint: copies of memory that leaves have their place in an order
 HINT --activation-cap 2 --scheduler-arg cap=3 => rank 0 holds 3 activations; the cap is 2
+HINT --activation-cap 2.999999 --scheduler-arg cap=3 => rank 0 holds 3 activations; the cap is 2.999999
 plan SMALL --scheduler-arg cap=2 => takes no argument 'cap'
 train SMALL --parallel pipeline --scheduler zb_h1 --ranks 65 => at most 64 ranks
 train SMALL --parallel pipeline --scheduler zb_h1 --ranks 9 --replicas 8 => at most 64 ranks

@@ -10,6 +10,8 @@ import pipelines
 import pytest
 from command_line import one_line, refusal, reported, run, run_json, shown
 
+from minidl.pricing.cost import CostModel
+
 NETWORK = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "16",
            "--costs", "analytic"]
 LARGE = ["--model", "resnet20", "--batch-size", "8", "--costs", "analytic"]
@@ -110,6 +112,26 @@ def test_a_cap_that_is_broken_is_one_line_and_nothing_is_saved(capsys, tmp_path)
                        *(["--save", str(path)] if verb == "plan" else []))
         assert "rank 0 holds 3 activations; the cap is 2 (this plan needs 4)" in said
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("cap", "policy", "says"), [
+    (3.999999, "one_f_one_b", "holds 4 activations; the cap is 3.999999 (this plan needs 4)"),
+    (0.9999999, "zb_auto", "no order fits an activation cap of 0.9999999; the smallest feasible cap is 1"),
+    (0.9999999, "v_half", "an activation cap of 0.9999999 is too small")])
+def test_a_cap_just_below_a_whole_number_is_told_as_given(capsys, cap, policy, says):
+    shape = ["--ranks", "4", "--micro-batches", "8", "--activation-cap", str(cap), "--scheduler", policy]
+    assert says in refusal(capsys, "simulate", *shape)
+
+
+def test_costs_of_tasks_that_given_times_do_not_have_get_a_note(capsys, tmp_path):
+    file, shape = tmp_path / "costs.json", ["--ranks", "2", "--micro-batches", "2", "--costs"]
+    kinds = {"F": 1.0, "O": 1.0, "W": 1.0, "B": 2.0}
+    for names, note in ((["0F0", "1F1"], ""), (["0F0", "9F0", "1F7"], "does not have: 9F0, 1F7\n")):
+        CostModel(tasks=dict.fromkeys(names, 3.0), kinds=kinds).save(file)
+        for verb in ("plan", "simulate"):
+            said = run(capsys, verb, *shape, str(file))[2]
+            assert said.endswith(note)
+            assert ("times of tasks" in said) == bool(note)
 
 
 def test_the_table_leaves_out_what_breaks_the_cap(capsys):
