@@ -10,7 +10,7 @@ from socket import gethostname
 from time import time
 from typing import Any
 
-from ..system.files import FileError, Growing
+from ..system.files import FileError, Growing, check_writable
 
 
 class Metrics:
@@ -22,6 +22,8 @@ class Metrics:
         self.tests: list[Mapping[str, Any]] = []
         self._events = _Events(events) if events else None
         self._lines = Growing(lines, anew=not appends) if lines else None
+        if self._events is not None:
+            self._events.open()
 
     def write(self, record: Mapping[str, Any]) -> None:
         if "loss" not in record:
@@ -39,12 +41,9 @@ class Metrics:
 
 def numbers_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The numbers of a record by name: of each layer with experts `tokens/LAYER/0`, `tokens/LAYER/1`, ..."""
-    for name, value in record.items():
-        if name != "experts":
-            yield name, value
-    for own in record.get("experts", ()):
-        for what in ("tokens", "dropped"):
-            yield from ((f"{what}/{own['layer']}/{i}", n) for i, n in enumerate(own[what]))
+    yield from ((name, value) for name, value in record.items() if name != "experts")
+    yield from ((f"{what}/{own['layer']}/{i}", n) for own in record.get("experts", ())
+                for what in ("tokens", "dropped") for i, n in enumerate(own[what]))
 
 
 class _Events:
@@ -62,10 +61,14 @@ class _Events:
         except OSError as error:
             why = "a folder is needed, and this is a file" if isinstance(error, FileExistsError) else error.strerror
             raise FileError(error.errno, why, folder) from None
-        name = f"events.out.tfevents.{time():.6f}.{gethostname()}.{os.getpid()}"
-        self._file = Growing(str(Path(folder) / name), anew=True)
-        self._records = RecordWriter(self._file)
-        self._records.write(Event(wall_time=time(), file_version="brain.Event:2").SerializeToString())
+        self._path = Path(folder) / f"events.out.tfevents.{time():.6f}.{gethostname()}.{os.getpid()}"
+        check_writable(self._path)
+        self._writer = RecordWriter
+
+    def open(self) -> None:
+        self._file = Growing(self._path, anew=True)
+        self._records = self._writer(self._file)
+        self._records.write(self._event(wall_time=time(), file_version="brain.Event:2").SerializeToString())
 
     def write(self, record: Mapping[str, Any]) -> None:
         event = self._event(wall_time=time(), step=int(record["step"]))
