@@ -21,7 +21,7 @@ def unslice(xp: Any, dy: Any, *, shape: tuple[int, ...], region: tuple[tuple[int
 
 @unslice.cpu
 def _(dy: Any, dx: Any, *, shape: tuple[int, ...], region: tuple[tuple[int, int, int], ...]) -> Any:
-    return [partial(dx.fill, 0), ufunc(np.positive, dy, dx[tuple(slice(*r) for r in region)])]
+    return [partial(dx.fill, 0), ufunc(np.positive, dy, dx[*(slice(*r) for r in region), ...])]
 
 
 #: `Region` of copy.cu

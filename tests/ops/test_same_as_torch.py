@@ -136,6 +136,7 @@ SAME: dict[str, tuple[Any, list[Any]]] = {
     "steps": (lambda m, x: x.sign() * x + m.round(x) + x.floor() * m.ceil(x) + m.trunc(x) * x, [Y * 1.1]),
     "whole numbers": (lambda m, x: x.double() * m.where(whole(m, [True, False, True]), m.cat(
         [whole(m, AT[:1]), whole(m, AT[3:])]).clamp(min=1), whole(m, 5)).double().mean(), [Y]),
+    "one number": (lambda m, x: x[..., None] * x[None] + x[...].amax(), [values()]),
     "expand": (lambda m, x: x[:1].expand(5, -1, 2, -1) * x.chunk(5)[-1].sum(), [values(2, 2, 3)]),
     "split": (lambda m, x: x.split(2, dim=2)[1] * x.split([1, 1])[1], [values(2, 1, 3)]),
     "order": (lambda m, x: x.permute(2, 0, 1) + x.transpose(-1, 0).transpose(1, 2) + x[0].T.unsqueeze(1),

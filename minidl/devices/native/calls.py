@@ -309,7 +309,7 @@ def _reduce(ufunc: np.ufunc, x: Any, out: Any, axis: Any = 0, keepdims: bool = F
         raise Unknown  # NumPy copies such an array piece by piece, and sums the pieces
     skipped, begin = 0, _fill(out, 0)
     if ufunc is np.maximum:
-        begin = _copy(x[tuple(slice(0, 1) if a in reduced else slice(None) for a in range(x.ndim))], out)
+        begin = _copy(x[*(slice(0, 1) if a in reduced else slice(None) for a in range(x.ndim)), ...], out)
         if not along:
             return begin
         n, (_, skipped) = axes[along[0]]

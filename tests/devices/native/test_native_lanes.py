@@ -190,6 +190,15 @@ def test_native_forms_of_numpys_functions_have_their_bits(count):
     assert known > 0.85 * count
 
 
+def test_the_maximum_of_one_number_reads_it_when_the_step_runs():
+    x, out = np.zeros(()), np.zeros(())
+    native = calls.convert(partial(np.maximum.reduce, x, axis=(), out=out, keepdims=True))
+    x[...] = 3
+    for call in native:
+        FUNCTION(call.address)(call.block)
+    assert out == 3
+
+
 def every_kind_of_argument(x, tall, pair, half, single, whole, flag, seed, out):
     n, (small, more) = pair
     for i in range(x.shape[0]):
