@@ -12,7 +12,7 @@ PIECE = 2048  #: positions that a CUDA block sorts
 OUTSIDE = "an index that the step has computed is out of range"  #: others are known before it runs: check_range
 
 
-@kernel("embedding", axes="RD,n*->n*")
+@kernel("embedding", axes=lambda reads: "RD,n*->n*" if reads[1].ndim else "")
 def embedding(xp: Any, table: Any, index: Any) -> Any:
     """table (rows, d), index (...) int64 -> (..., d)."""
     return table[index]

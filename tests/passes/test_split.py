@@ -373,3 +373,19 @@ def test_a_launch_without_axes_stays_whole():
     parted = split(Draft.of(graph), 2).graph
     loss = next(t for t in graph for launch in t.launches if launch.kernel == "cross_entropy")
     assert parted[loss.name].launches == loss.launches  # it adds up all rows
+
+
+def test_one_row_of_a_table_stays_whole():
+    table, layer = nn.Embedding(5, 16), nn.Linear(16, 16)
+
+    def step(x: Any, row: Any) -> Any:
+        loss = (layer(x) * table(row)).sum()
+        loss.backward()
+        return loss, table.weight.grad
+
+    given = images(64, 16)[0].astype("float32"), np.array(3)
+    graph = ml.record(step, *given)
+    plan = ml.plan(graph, "multi_stream", split=2)
+    found = ml.StreamExecutor(plan.graph, plan.schedule)(*given)
+    for part, whole in zip(found, ml.SequentialExecutor(graph)(*given), strict=True):
+        np.testing.assert_allclose(part.numpy(), whole.numpy(), rtol=1e-5, atol=1e-4)
