@@ -171,8 +171,8 @@ def random_schedule(graph: TaskGraph, lanes: int, random: np.random.Generator) -
 
 def _overlapping(graph: TaskGraph, plan: MemoryPlan) -> list[Sequence[int]]:
     """For each storage, the other storages with which it shares bytes."""
-    size = np.array([max(s.bytes, 1) for s in graph.storages], np.int64)
-    begin, end, placed = plan.offset, plan.offset + size, plan.offset >= 0
+    size = np.array([s.bytes for s in graph.storages], np.int64)
+    begin, end, placed = plan.offset, plan.offset + size, (plan.offset >= 0) & (size > 0)
     hit = (placed[:, None] & placed) & (begin[:, None] < end) & (end[:, None] > begin)
     np.fill_diagonal(hit, False)
     return [np.flatnonzero(row).tolist() for row in hit]

@@ -117,3 +117,15 @@ def test_an_output_whose_memory_is_taken_over_is_noticed():
     offset[inner] = offset[first]
     with pytest.raises(VersionError, match=r"has overwritten"):
         CheckingExecutor(graph, schedule, plan=replace(plan, offset=offset))(x)
+
+
+def test_what_has_no_elements_takes_no_memory():
+    x = np.ones(64, np.float32)
+    graph = ml.record(lambda x: (x + 1.0, x[:0] * 2.0), x)
+    schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
+    plan = plan_memory(graph, schedule)
+    offset = plan.offset.copy()
+    offset[graph.outputs[1].storage] = offset[graph.outputs[0].storage]
+    whole, none = CheckingExecutor(graph, schedule, plan=replace(plan, offset=offset))(x)
+    assert whole.numpy().tolist() == [2] * 64
+    assert none.shape == (0,)
