@@ -70,7 +70,7 @@ def _(x: Any, y: Any) -> Any:
     x = np.broadcast_to(x, y.shape)
     *outer, (width, *steps) = axes = _joined(x, y) or [(1, 0, 0)]
     if not outer or len(outer) > OUTER or steps != [1, 1] or width < ROW or y.dtype.char not in "fd":
-        return [ufunc(np.positive, x, y)]
+        return [partial(np.copyto, y, x) if y.dtype == bool else ufunc(np.positive, x, y)]
     counts, x_steps, y_steps = zip(*[(1, 0, 0)] * (OUTER + 1 - len(axes)), *axes, strict=True)
     return [loop(_copy_rows, memory(x), memory(y), counts, x_steps, y_steps)]
 

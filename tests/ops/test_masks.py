@@ -350,3 +350,19 @@ def test_choices_make_output_or_weight_gradients():
     found = [gradients(lambda t: t[TWO], [random_array((3, 4))], np.ones((2, 4)), leaf=leaf, strided=False)
              for leaf in (True, False)]
     np.testing.assert_array_equal(*[f[0] for f in found])
+
+
+def test_masks_are_joined_and_turned():
+    def step(x):
+        m = x > 0
+        return (ml.cat([m, m.T.reshape(2, 3)]), m.roll(1, 0), m.tile(2, 2),
+                m.scatter(0, ml.array([[1, 0, 1]]), m[:1]), functional.pad(m, (1, 0)))
+
+    x = np.array([[1.0, -1.0, 2.0], [-1.0, -2.0, 3.0]])
+    m = x > 0
+    wanted = [np.concatenate([m, m.T.reshape(2, 3)]), m[::-1], np.tile(m, (2, 2)),
+              np.array([[True, False, True], [True, False, True]]), np.pad(m, ((0, 0), (1, 0)))]
+    for found in (step(ml.array(x)), ml.SequentialExecutor(ml.record(step, x))(x)):
+        for mine, other in zip(found, wanted, strict=True):
+            assert mine.numpy().dtype == bool
+            np.testing.assert_array_equal(mine.numpy(), other)
