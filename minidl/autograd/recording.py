@@ -162,10 +162,10 @@ def _changes(what: str, before: Any, now: Any) -> Iterator[str]:
 def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph:
     """The graph of `step(*example)`. Only shapes and types of the example arrays matter.
 
-    `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
-    stay as they were. `step` cannot read or set the values of tensors. A recorded step begins without gradients, and it
-    drops those that no update has used. Raises RuntimeError if a gradient is computed after its update, since the next
-    eager call would add to it.
+    `step` returns a tensor, a tuple of tensors, or nothing; runs return a tuple of one as the tensor. No kernel runs;
+    parameters, states, counters and gradients stay as they were. `step` cannot read or set the values of tensors. A
+    recorded step begins without gradients, and it drops those that no update has used. Raises RuntimeError if a
+    gradient is computed after its update, since the next eager call would add to it.
     """
     tape = Recorder(tapes.current().device)
     before = tapes.current()
