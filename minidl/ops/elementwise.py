@@ -91,7 +91,10 @@ def mul(a: Tensor, b: Tensor | float) -> Tensor:
 
 def div(a: Tensor, b: Tensor | float) -> Tensor:
     """a / b. Raises ZeroDivisionError for the number 0."""
-    return Elementwise("div", "div dy b", "div_grad y b dy")(a, b) if isinstance(b, Tensor) else mul(a, 1.0 / float(b))
+    if isinstance(b, Tensor):
+        return Elementwise("div", "div dy b", "div_grad y b dy")(a, b)
+    tiny = abs(b) < 1e-38  # whose reciprocal may be infinite: both times 2^64, which is exact
+    return mul(mul(a, 2.0**64) if tiny else a, 1.0 / (float(b) * (2.0**64 if tiny else 1.0)))
 
 
 def power(x: Tensor, exponent: float) -> Tensor:

@@ -348,6 +348,15 @@ def test_a_thread_has_random_numbers_of_its_own():
         assert thread.submit(drawn).result() == wanted[4][2:]
 
 
+@pytest.mark.parametrize("divisor", [1e-40, -3e-39, 2e-45])
+def test_a_divisor_may_be_so_small_that_its_reciprocal_is_infinite(divisor):
+    x = np.array([0, 1e-42, -2e-30, 3, np.inf], np.float32)
+    with np.errstate(over="ignore"):
+        wanted, found = (x.astype(np.float64) / divisor).astype(np.float32), (ml.array(x) / divisor).numpy()
+    assert np.allclose(found, wanted, rtol=1e-6, atol=0)
+    assert (np.signbit(found) == np.signbit(wanted)).all()
+
+
 # --------------------------------------------------------------------------------------------------------------- record
 def test_record_runs_nothing_and_changes_nothing():
     model, opt, step = SMALL.make()
