@@ -44,7 +44,8 @@ def load(path, name):
         with contextlib.redirect_stdout(io.StringIO()):
             content = runpy.run_path(str(path))
     except SyntaxError as error:
-        raise Wrong(f"{error.filename}, line {error.lineno}: {error.msg}: {(error.text or '').strip()}") from None
+        where = path if error.lineno is None else f"{error.filename}, line {error.lineno}"
+        raise Wrong(f"{where}: {error.msg}" + (f": {error.text.strip()}" if error.text else "")) from None
     finally:
         sys.path.remove(str(HERE))
     require(callable(content.get(name)), f"{path} has no function {name}")

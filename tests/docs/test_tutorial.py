@@ -207,6 +207,14 @@ def test_a_file_that_is_no_python_is_one_line(tmp_path):
     assert done.stdout == f"not yet: {tmp_path / 'mine.py'}, line 1: '(' was never closed: def tanh(x:\n"
 
 
+@pytest.mark.parametrize("text", ["x = 1\0\n", "# coding: foo\n"])
+def test_a_file_whose_error_has_no_line_is_named(text, grade, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    code, said = grade(1, tmp_path / "mine.py")
+    assert (code, "None" in said) == (1, False)
+    assert re.fullmatch(rf"not yet: {tmp_path / 'mine.py'}(, line [01])?: [a-z ]+(: foo)?\n", said)
+
+
 TAPE = "from chapter1_tape import emit\ndef tanh(x): "
 FAILS = {
     "raise KeyError('hm')": "KeyError: 'hm' (FILE, line 1)",
