@@ -229,10 +229,11 @@ def watching(arguments: Any, trainer: Trainer) -> AbstractContextManager[Any]:
 
 
 def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpoint | None) -> int:
-    """Trains, writes the files, then prints the result, even if a file cannot be written; on rank 0 if there are ranks.
-    With --dry-run, prints the plan. Raises Disagreement, the same on all ranks."""
+    """Prints what the plan remarks, trains, writes the files, then prints the result, even if a file cannot be written;
+    on rank 0 if there are ranks. With --dry-run, prints the plan. Raises Disagreement, the same on all ranks."""
     plan, first, alone = trainer.plan, trainer.rank == 0, trainer.communicator is None
     steps, keeper = steps_of(arguments, trainer.recorded), keeper_of(arguments, trainer.recorded)
+    show.note(*plan.remarks if first else ())
     if arguments.log_versions and not plan.stale:
         raise Disagreement(f"--log-versions has no effect here: {plan.scheduler} trains on the newest weights")
     if arguments.dry_run:

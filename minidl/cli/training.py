@@ -49,7 +49,6 @@ def train(arguments: Any) -> int:
         cost = costs(arguments, recorded)
         saved = runs.resumed(arguments, recorded) if arguments.resume else None
         trainer = _trainer(arguments, recorded, cost, kept)
-        show.note(*trainer.plan.remarks)
         return runs.complete(arguments, trainer, f"training {task.model}", saved)
 
 

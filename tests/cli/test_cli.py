@@ -154,6 +154,13 @@ def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does
     assert "appears twice" in checked["error"]
 
 
+@pytest.mark.parametrize("ranks", ["", "--parallel data --ranks 2", "--parallel data --ranks 2 --dry-run"])
+def test_train_says_what_the_plan_remarks_on_ranks_too(capsys, ranks):
+    flags = ["--backward", "jacobi", "--sweeps", "1", "--steps", "2", *ranks.split()]
+    code, _, err = run(capsys, "train", "--model", "mlp", *SMALL[-4:], *flags)
+    assert (code, err.count("gradients are inexact: 1 of the 2 sweeps of jacobi")) == (0, 1)
+
+
 def test_explain_says_of_how_many_parts_a_task_is_one(capsys):
     for flags, name, parts in (((), "1W0", 1), (("--split", "2"), "1W0/2", 2)):
         asked = "explain", name, *SMALL, "--costs", "analytic", *flags
