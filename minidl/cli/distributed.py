@@ -10,7 +10,7 @@ from copy import copy
 from shutil import which
 from typing import Any
 
-from ..core.schedule import RankGrid
+from ..core.schedule import RankGrid, ScheduleError
 from ..core.timeline import Timeline
 from ..measuring.links import among_ranks, hold_to_cores, measure_link, measure_messages
 from ..measuring.measure import of_ranks
@@ -56,8 +56,7 @@ def train(read: Callable[[], Any]) -> int:
 def train_in_one_process(arguments: Any) -> int:
     """A run whose ranks are threads of this process: without a launcher, or for a debugger."""
     recordings: list[Recorded] = []
-    ranks = _threads(arguments)
-    return max(run_ranks(ranks, lambda communicator: _part(lambda: copy(arguments), communicator, recordings)))
+    return max(run_ranks(_threads(arguments), lambda rank: _part(lambda: copy(arguments), rank, recordings)))
 
 
 def _threads(arguments: Any) -> int:
@@ -84,8 +83,7 @@ def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
         raise UsageError("compare runs ranks as threads of one process; start it without a launcher, with --ranks P")
     grid = RankGrid(1) if alone else _grid(first, _threads(first))
     recordings = [Recorded(job(arm), 0, grid.replicas) for arm in arms]
-    own = [recordings] if alone else [[recorded.copy(grid.place(rank)[0]) for recorded in recordings]
-                                      for rank in range(grid.size)]
+    own = [recordings] if alone else [[r.copy(grid.place(rank)[0]) for r in recordings] for rank in range(grid.size)]
     for recorded in own[0]:
         _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
     show.note(*recordings[0].remarks)
@@ -94,16 +92,18 @@ def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
     def part(communicator: Communicator | None) -> list[tuple[Trainer, Timeline | None]]:
         rank, trainers = 0 if communicator is None else communicator.rank, list[Any]()
         known: dict[Any, Any] = {}  # arms with equal tasks share measured costs; all share what links cost
-        links: dict[str, Any] = {}
         for arm, recorded in zip(arms, own[rank], strict=True):
             tasks = tuple(getattr(recorded.job, name) for name in ("update_every", *SUMS))
             if tasks not in known:
                 told = copy(arm)
                 told.save_costs = arm.save_costs if rank == 0 and not known else None
                 told.side_sms = next((other.side_sms for other in arms if other.side_sms), None)
-                known[tasks], measured = _measured(told, recorded, communicator)
-                links = links or measured
-            trainers.append(_trainer(arm, recorded, communicator, known[tasks], links))
+                known[tasks] = _measured(told, recorded, communicator)
+            cost, (_, links) = known[tasks][0], next(iter(known.values()))
+            try:
+                trainers.append(_trainer(arm, recorded, communicator, cost, links))
+            except ScheduleError as error:
+                raise UsageError(f"{arm.scheduler}: {error}") from None
             show.note(*trainers[-1].plan.remarks if rank == 0 else ())
         steps = steps_of(first, trainers[0].recorded)
         with show.progress(title, steps) if rank == 0 else nullcontext() as done:

@@ -154,6 +154,18 @@ def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does
     assert "appears twice" in checked["error"]
 
 
+@pytest.mark.parametrize("ranks", [[], ["--parallel", "pipeline", "--ranks", "2"]])
+def test_compare_names_the_schedule_that_is_not_valid(capsys, tmp_path, ranks):
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    network = [*SMALL, *ranks, "--scheduler", "one_f_one_b" if ranks else "in_order"]
+    assert run(capsys, "plan", *network, "--save", str(good))[0] == 0
+    first, after = re.search(r"(0,main,.*\n)(0,main,.*\n)", good.read_text()).groups()
+    bad.write_text(good.read_text().replace(first + after, after + first))
+    code, _, err = run(capsys, "compare", *SMALL, *ranks, "--steps", "2", "--schedulers", f"{good},{bad}")
+    assert code == 2
+    assert err.startswith(f"minidl: {bad}: ")
+
+
 @pytest.mark.parametrize("ranks", ["", "--parallel data --ranks 2", "--parallel data --ranks 2 --dry-run"])
 def test_train_says_what_the_plan_remarks_on_ranks_too(capsys, ranks):
     flags = ["--backward", "jacobi", "--sweeps", "1", "--steps", "2", *ranks.split()]
