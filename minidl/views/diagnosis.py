@@ -113,11 +113,11 @@ def _machine(plan: Plan, around: Surroundings) -> Iterable[tuple[str, str]]:
 
 def _ranks(plan: Plan) -> Iterable[tuple[str, str]]:
     """The assumptions of a prediction for several ranks, if they concern a share of the step that matters."""
-    least, link = FITS * plan.step, plan.cost.link
-    summing = plan.notes.get("communication", 0.0)
+    least, link, summing = FITS * plan.step, plan.cost.link, plan.notes.get("communication", 0.0)
     if plan.ranks > 1 and plan.cost.cores == 1 and summing >= least:
         yield (f"each rank has one core, which also sums gradients: {summing / 1000:.3f} ms a step",
-               "Give each rank a second core, or sum larger parts (--scheduler buckets).")
+               "Give each rank a second core" + ("." if plan.scheduler == "buckets" else
+                                                 ", or sum larger parts (--scheduler buckets)."))
     if isinstance(plan, PipelinePlan) and not plan.synthetic and link.core:
         messages = int(np.isin(unpack(plan.priced.schedule.keys).kind, RECEIVES).sum()) // plan.placement.ranks
         if messages * link.latency >= least:

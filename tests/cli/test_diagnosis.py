@@ -92,6 +92,9 @@ def test_ranks_that_share_a_core_with_their_communication_are_a_reason():
     assert f"one core, which also sums gradients: {summing:.3f} ms a step" in said(of_run(plan, CALM))
     assert "sums gradients" not in said(of_run(recorded.plan(replace(cost, cores=2), slow), CALM))
     assert "sums gradients" not in said(of_run(recorded.plan(cost, Machine(2, collective=lambda sizes: 1e-3)), CALM))
+    assert "or sum larger parts (--scheduler buckets)." in str(of_run(plan, CALM))
+    buckets = Recorded(Job(model="mlp", parallel="data", scheduler="buckets"), 0, 2).plan(cost, slow)
+    assert "Give each rank a second core." in str(of_run(buckets, CALM)), "it sums large parts already"
 
 
 def test_messages_are_a_reason_where_they_are_a_share_of_the_step():
