@@ -88,7 +88,7 @@ def _record(task: Task, entries: Sequence[Entry], named: Sequence[str]) -> dict[
 def _text(record: dict[str, Any]) -> str:
     parts = []
     for problem in record["problems"]:
-        facts = [f"no period is below {problem['bound']:g} {problem['unit']}".rstrip()]
+        facts = [f"{problem['about']}; no period is below {problem['bound']:g} {problem['unit']}".strip("; ")]
         facts += [f"best {name.replace('_', ' ')} with one stage on each rank: {value:g}"
                   for name, value in problem["optimum"].items()]
         rows = [(e["rank"], e["entry"] + " <" * e["own"], f"{e['period']:.6g}", f"{e['above_bound']:.1%}",
@@ -97,7 +97,7 @@ def _text(record: dict[str, Any]) -> str:
         lines = [show.table(titles, rows), *(f"{e['entry']}: {e['why']}" for e in problem["refused"])]
         if problem["left_out"]:
             lines.append(f"no order here: {', '.join(problem['left_out'])}")
-        parts.append("\n".join([f"{problem['problem']}: {problem['about']}; {', '.join(facts)}", *lines]))
+        parts.append("\n".join([f"{problem['problem']}: {', '.join(facts)}", *lines]))
     total = [(f"{i}", row["entry"] + " <" * row["own"], row["solved"], row["score"])
              for i, row in enumerate(record["board"], 1)]
     count, heads = len(record["problems"]), ("#", "entry", "solved", "score")

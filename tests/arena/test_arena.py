@@ -306,6 +306,12 @@ def test_flags_and_entries_come_in_any_order(line, capsys):
     assert {e["entry"] for e in problem["entries"]} == {"gpipe", "zb_h1"}
 
 
+def test_a_problem_without_a_word_about_it_begins_with_its_bound(own, capsys):
+    Path("own.json").write_text(json.dumps({"name": "small", "ranks": 2, "micro_batches": 4}))
+    assert main(["arena", "own.json", "gpipe", "--alone"]) == 0
+    assert capsys.readouterr().out.startswith("small: no period is below 12\n")
+
+
 def test_the_board_is_text_and_a_page(own, capsys):
     Path("own.json").write_text(json.dumps({"name": "small", "ranks": 2, "micro_batches": 4, "forward": [1, 2],
                                             "latency": 0.5, "unit": "ms", "about": "two stages"}))
