@@ -39,8 +39,8 @@ def function_of(name: str) -> Callable[..., Any]:
         raise ValueError(f"{where}: {type(error).__name__}: {text_of(error)}") from error
     found = getattr(module, function, None)
     if not callable(found):
-        own = [key for key, value in vars(module).items()
-               if callable(value) and getattr(value, "__module__", "") == module.__name__ and not key.startswith("_")]
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
+               and (not hasattr(value, "__qualname__") or getattr(value, "__module__", "") == module.__name__)]
         raise ValueError(f"{where} has no function {function}; it has {', '.join(own) or 'none'}")
     return found
 

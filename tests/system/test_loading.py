@@ -88,3 +88,13 @@ def test_a_script_that_ends_the_process_is_no_module(last: str, tmp_path: Path) 
     (tmp_path / "script.py").write_text(f"import sys\n\ndef net(): return 3\n\n{last}\n")
     with pytest.raises(ValueError, match=r"script\.py: SystemExit"):
         function_of(f"{tmp_path}/script.py:net")
+
+
+def test_policies_are_among_the_names_that_a_file_has(tmp_path):
+    """A policy is a value, not a function, and was left out."""
+    (tmp_path / "own.py").write_text("from functools import partial, reduce\nfrom math import exp\n"
+                                     "from minidl.schedulers.pipeline import Policy\n"
+                                     "def order(problem): ...\n"
+                                     "lifo, half, number = Policy(order, 'contiguous'), partial(order, 2), 3\n")
+    with pytest.raises(ValueError, match=r"has no function lif; it has order, lifo, half$"):
+        function_of(f"{tmp_path / 'own.py'}:lif")
