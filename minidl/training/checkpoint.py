@@ -196,9 +196,9 @@ def claim(path: str | Path) -> Iterator[None]:
                 shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise CheckpointError(
-                    f"another run saves to {path}; wait until it ends, or use another folder") from None
-            why = "it is a file, and a folder is needed" if isinstance(error, FileExistsError) else error.strerror
+                raise CheckpointError(f"another run saves to {path}; wait for its end, or use another folder") from None
+            kind = "a file" if file.parent.exists() else "a link to nowhere"
+            why = f"it is {kind}, and a folder is needed" if isinstance(error, FileExistsError) else error.strerror
             raise CheckpointError(f"cannot save to {path}: {why}") from None
         yield
 

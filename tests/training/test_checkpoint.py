@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import checkpoint, data, nn, optim
-from minidl.training.checkpoint import CheckpointError
+from minidl.training.checkpoint import CheckpointError, claim
 
 
 class Net(nn.Module):
@@ -252,6 +252,15 @@ def test_a_bad_file_is_one_line_and_changes_nothing(how: str, saved: bytes, tmp_
     file.write_bytes(HOSTILE[how](saved))
     refused(Run("sgd", recorded=False), file)
     assert not Path("/tmp/minidl_was_here").exists()
+
+
+def test_a_link_to_nowhere_is_no_place_to_save(tmp_path: Path) -> None:
+    """As one to a disk that is not there; it was called a file."""
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    with pytest.raises(CheckpointError, match=r"runs: it is a link to nowhere, and a folder is needed$"), \
+            claim(tmp_path / "runs"):
+        pass
+    assert not (tmp_path / "disk").exists()
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
