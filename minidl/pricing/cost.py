@@ -252,14 +252,14 @@ class CostModel:
         """Reads JSON. Raises CostError for a file that is not a cost model, OSError for one that cannot be read."""
         try:
             record = read_json(path, "costs")
-            for name in record.get("tasks", {}):
+            for name in {**record}.get("tasks", {}):
                 _named(name)
             optional = {"corun": CoRun, "sms": Sms, "far": Link, "memory": Memory}
             given = {name: kind(**record[name]) for name, kind in optional.items() if record.get(name) is not None}
             return cls(**{**record, **given, "link": Link(**record["link"]), "cross": Cross(**record["cross"]),
                           "links": {pair: Link(**link) for pair, link in record.get("links", {}).items()}})
         except KeyError as error:
-            raise CostError(f"{path} is not a cost model: it lacks {error}") from None
+            raise CostError(f"{path} is not a cost model: it lacks {error}; start from one of --save-costs") from None
         except (ValueError, TypeError, AttributeError) as error:
             why = " ".join(str(error).removeprefix(f"{path}: ").split())[:200]
             raise CostError(f"{path} is not a cost model: {why}") from None

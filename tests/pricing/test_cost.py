@@ -163,3 +163,11 @@ def test_a_measured_model_knows_every_task_and_changes_nothing():
     assert cost.source == "measured"
     assert np.isfinite(cost.durations(graph)).all()
     assert json.dumps(dict(cost.tasks))
+
+
+@pytest.mark.parametrize(("text", "says"), [("{}", "it lacks 'link'; start from one of --save-costs"),
+                                            ("[1]", "'list' object is not a mapping")])
+def test_a_file_by_hand_is_told_where_to_start(text, says, tmp_path):
+    (tmp_path / "own.json").write_text(text)
+    with pytest.raises(CostError, match=f"own.json is not a cost model: {says}$"):
+        CostModel.load(tmp_path / "own.json")
