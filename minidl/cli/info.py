@@ -73,7 +73,7 @@ def _mpi() -> tuple[str | None, str | None]:
     library, known = None, None
     with suppress(OSError, ValueError, subprocess.TimeoutExpired):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
-        library, known = json.loads(done.stdout)[::-1]
+        library, known = json.loads(done.stdout)[::-1] if done.returncode == 0 else (None, None)
     found = launcher.first()
     name, path = (launcher.name(), "") if launcher.name() or not found else (found[1] or "an unknown one", found[0])
     wrong = f", which cannot connect ranks of {known}" if known and not launcher.connects(name, known) else ""
