@@ -346,8 +346,12 @@ class Trainer:
         return self.bystanders.cores(self.communicator)
 
     def params_sha256(self) -> str:
-        """The SHA-256 of every parameter once, in state-dict order, little-endian."""
-        return sha256_of(p for _, p in self.recorded.model.named_parameters())
+        return params_sha256(self.recorded.model)
+
+
+def params_sha256(model: nn.Module) -> str:
+    """The SHA-256 of every parameter once, in state-dict order, little-endian."""
+    return sha256_of(p for _, p in model.named_parameters())
 
 
 def sha256_of(tensors: Iterable[Tensor]) -> str:
