@@ -24,7 +24,7 @@ class Variables:
     local_rank: str
 
 
-#: launchers by name. Of several whose marks are there, the first one counts unless Linux tells more. SLURM_PROCID and
+#: launchers by name. If several marks are there, the first one counts unless Linux tells more. SLURM_PROCID and
 #: SLURM_NTASKS are no marks, since a batch script has them, which srun did not start.
 LAUNCHERS = {
     TORCHRUN: Variables("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK", "LOCAL_RANK"),  # no launcher of MPI's
