@@ -81,6 +81,8 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
     if any("UNSHARD" in action for action in placed):  # without one, sums follow from the order
         notes[PLACED] = "+".join(placed)
     schedule = replace(schedule, notes=notes)
+    if not message.any():  # long grids need no more memory then
+        return schedule
     rank = _rank_of_reader(schedule)
     lost = np.flatnonzero(rank < 0)
     if lost.size:

@@ -11,7 +11,7 @@ from minidl.schedulers.registry import SCHEDULERS, OnAllRanks, Policy
 
 ROOT = Path(__file__).parents[2]
 ENGINE = [path for room in ("minidl", "schedulers") for path in (ROOT / room).rglob("*.py")]
-LINES = 52_402
+LINES = 52_404
 LONGEST = 650  #: of one file
 #: lower these when files shrink
 
