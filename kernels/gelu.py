@@ -86,10 +86,10 @@ DENSITY = 1 / math.sqrt(2 * math.pi)
 SINGLE_DENSITY = np.float32(DENSITY)
 
 
-CONTRACTED = partial(inlined, fastmath={"contract"})
+contracted = partial(inlined, fastmath={"contract"})  #: products and sums are rounded once together
 
 
-@CONTRACTED
+@contracted
 def _normal(v):  # type: ignore[no-untyped-def]
     """Phi(v) and exp(-v^2 / 2)."""
     t = ONE / (ONE + STEP * abs(v))
@@ -163,7 +163,7 @@ def _(x: Any, dy: Any, dx: Any) -> Any:
     return dense("gelu.cu", f"gelu_tanh_grad<{c_type(x)}>", x, dy, dx)
 
 
-@CONTRACTED
+@contracted
 def _less(w):  # type: ignore[no-untyped-def]
     """exp(-2 u)."""
     return exp(min(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), MOST))
@@ -174,7 +174,7 @@ def _gated_double(v):  # type: ignore[no-untyped-def]
     return 0.0 if v < -END else v / (1.0 + math.exp(-SLOPE * (w + CUBE * w * w * w)))
 
 
-@partial(CONTRACTED, double=_gated_double)
+@partial(contracted, double=_gated_double)
 def _gated(v):  # type: ignore[no-untyped-def]
     y = v / (ONE + _less(min(max(v, -SINGLE_END), SINGLE_END)))
     return np.float32(0) if v < -SINGLE_END else y
@@ -188,7 +188,7 @@ def _slope_double(v):  # type: ignore[no-untyped-def]
     return 0.0 if v < -END else slope
 
 
-@partial(CONTRACTED, double=_slope_double)
+@partial(contracted, double=_slope_double)
 def _slope(v):  # type: ignore[no-untyped-def]
     w = min(max(v, -SINGLE_END), SINGLE_END)
     e = _less(w)

@@ -271,7 +271,7 @@ def _pieces(graph: TaskGraph, found: Mapping[int, Sequence[Part]]) -> dict[int, 
     if others write it all along other axes, as results that are written over what they are made of, each piece is what
     a part of each has in common. No buffers of their own yet. A task that writes several buffers of one storage leaves
     these as they are."""
-    place, cuts, found_pieces = graph.buffer_storage.tolist(), dict[int, dict[Held, None]](), dict[int, Pieces]()
+    place, cuts, made = graph.buffer_storage.tolist(), dict[int, dict[Held, None]](), dict[int, Pieces]()
     for t, parts in found.items():
         own = graph.writes[t].tolist()
         for b in own:
@@ -281,17 +281,17 @@ def _pieces(graph: TaskGraph, found: Mapping[int, Sequence[Part]]) -> dict[int, 
     writers = graph.writes.transposed(len(place))
     for b, of in cuts.items():
         views, whole = list[Held]([()]), [cut for cut in of if sum(map(_bytes, cut)) == graph.buffer_bytes[b]]
-        for cut in sorted(whole or of, key=len, reverse=True)[: len(whole) or 1]:
+        for cut in sorted(whole, key=len, reverse=True) or [max(of, key=len)]:
             finer = [(*held, own) for held in views for own in cut if all(_meet(own, other) for other in held)]
             views = finer if len(finer) <= max(MOST, len(cut)) else views
         known = {own for held in views for own in held}
-        found_pieces[b] = Pieces(tuple(views), [], any(t not in found or not known.issuperset(
+        made[b] = Pieces(tuple(views), [], any(t not in found or not known.issuperset(
             mine for part in found[t] if (mine := part.views(place[b], True))) for t in writers[b].tolist()))
-    return found_pieces
+    return made
 
 
 def _buffers(e: Edit, b: int, pieces: Pieces) -> list[int]:
-    """The buffers of the pieces, made when they are first needed."""
+    """The buffers of the pieces, made when they are first needed; of several cuts, with the product of their shares."""
     if not pieces.buffers:
         whole, weights = e.buffer_bytes[b], [prod(map(_bytes, held)) for held in pieces.views]
         all_of_it = whole if len(pieces.views[0]) > 1 else sum(weights)

@@ -20,7 +20,7 @@ TEXT = str(ROOT / "SECURITY.md")  #: short, so that it is soon evaluated
 RUN = ["train", "--model", "moe_gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=2", "--data", TEXT,
        "--batch-size", "8", "--steps", "3", "--costs", "analytic", "--json"]
 PIPELINE = "--parallel pipeline --ranks 2 --micro-batches 4 --scheduler "
-PARTS = "--split 2 "  #: bits of its own, whatever the order; with AVX-512 those of the whole step
+PARTS = "--split 2 "  #: all orders of the parts have equal bits; with AVX-512 these are the bits of the whole step
 DROPS, BIAS = "--model-arg capacity=20 ", "--model-arg bias_rate=0.01 --model-arg shared=1 --model-arg score=sigmoid "
 
 
