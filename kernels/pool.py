@@ -17,7 +17,7 @@ from .registry import flat, inlined, kernel, loop
 from .window import window as window_of
 
 Pair = tuple[int, int]
-NARROW = 8  #: with fewer channels, a loop over one window's taps is faster on the CPU than one over its channels
+EIGHT = 8  #: channels that the CPU's loops compute together; with fewer, one over a window's taps is faster
 
 
 def _seen(y: Sequence[int], window: Pair, stride: Pair) -> list[tuple[slice, ...]]:
@@ -84,6 +84,8 @@ def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair, ce
 
 @max_pool2d.cpu
 def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
+    if _halves(x, y, window, stride, padding):
+        return [loop(_max_of_four, flat(x), flat(y), flat(tap), (*x.shape, *y.shape[1:3]))]
     return [loop(_max_pool2d, x, y, tap, (*window, *stride, *padding))]
 
 
@@ -99,44 +101,53 @@ def _better(v, most):  # type: ignore[no-untyped-def]
     return (v > most) | ((v != v) & (most == most))
 
 
+def _halves(x: Any, y: Any, window: Pair, stride: Pair, padding: Pair) -> bool:
+    """Whether windows are squares of four pixels side by side, all inside the image."""
+    return (tuple(window) == tuple(stride) == (2, 2) and not any(padding)
+            and 2 * y.shape[1] <= x.shape[1] and 2 * y.shape[2] <= x.shape[2]
+            and x.flags.c_contiguous and y.flags.c_contiguous)
+
+
+@inlined
+def _filled(channels, left):  # type: ignore[no-untyped-def]
+    """Numbers that a pixel's loop writes: its channels, and those behind them that fill its last vector. Pixels are
+    written in the order of memory, so the next ones write theirs over them. At the end, where fewer than that are
+    left, its channels alone."""
+    wide = -(-channels // EIGHT) * EIGHT
+    return wide if wide <= left else channels
+
+
+def _max_of_four(x, y, tap, sizes):  # type: ignore[no-untyped-def]
+    apart()
+    zero, one, two, three = np.int32(0), np.int32(1), np.int32(2), np.int32(3)
+    n, height, width, channels, lines, columns = sizes
+    at = 0
+    for line in range(n * lines):
+        above = (line // lines * height + line % lines * 2) * width * channels
+        for _ in range(columns):
+            below = above + width * channels
+            a, b, d, e = x[above:], x[above + channels:], x[below:], x[below + channels:]
+            best, which = y[at:], tap[at:]
+            for k in range(_filled(channels, best.size)):
+                right_above, right_below = _better(b[k], a[k]), _better(e[k], d[k])
+                most, other = b[k] if right_above else a[k], e[k] if right_below else d[k]
+                lower = _better(other, most)
+                best[k] = other if lower else most
+                which[k] = (three if right_below else two) if lower else one if right_above else zero
+            at, above = at + channels, above + 2 * channels
+
+
 def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
     apart()
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = x.shape
-    begin, end = -(-pw // sw), min((w + pw - 2) // sw + 1, y.shape[2])  # windows of two columns inside the image
     for i in range(n):
         for oy in range(y.shape[1]):
-            line, narrow = oy * sh - ph, c < NARROW and kh == 2 and kw == 2
-            narrow = narrow and 0 <= line < h - 1
-            for k in range(c if narrow else 0):  # a channel's windows in one loop
-                above, below, best, which = x[i, line, :, k], x[i, line + 1, :, k], y[i, oy, :, k], tap[i, oy, :, k]
-                for ox in range(begin, end):
-                    at = ox * sw - pw
-                    a, b, d, e = above[at], above[at + 1], below[at], below[at + 1]
-                    right_above, right_below = _better(b, a), _better(e, d)
-                    most, other = b if right_above else a, e if right_below else d
-                    lower = _better(other, most)
-                    best[ox] = other if lower else most
-                    which[ox] = 2 + right_below if lower else right_above
             for ox in range(y.shape[2]):
-                if narrow and begin <= ox < end:
-                    continue
                 best, which = y[i, oy, ox], tap[i, oy, ox]
                 top, left = max(0, ph - oy * sh), max(0, pw - ox * sw)
                 bottom, right = min(kh, h + ph - oy * sh), min(kw, w + pw - ox * sw)
-                if bottom - top == 2 and right - left == 2:  # all taps of a channel in one loop
-                    line, column = oy * sh - ph + top, ox * sw - pw + left
-                    a, b = x[i, line, column], x[i, line, column + 1]
-                    d, e = x[i, line + 1, column], x[i, line + 1, column + 1]
-                    for k in range(c):
-                        right_above, right_below = _better(b[k], a[k]), _better(e[k], d[k])
-                        most = b[k] if right_above else a[k]
-                        other = e[k] if right_below else d[k]
-                        lower = _better(other, most)
-                        best[k] = other if lower else most
-                        which[k] = top * kw + left + (kw + right_below if lower else right_above)
-                    continue
-                for k in range(c if c < NARROW else 0):
+                for k in range(c if c < EIGHT else 0):
                     most, number = -x.dtype.type(np.inf), np.int32(top * kw + left)
                     for ky in range(top, bottom):
                         for kx in range(left, right):
@@ -144,7 +155,7 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
                             if _better(v, most):
                                 most, number = v, np.int32(ky * kw + kx)
                     best[k], which[k] = most, number
-                if c < NARROW:
+                if c < EIGHT:
                     continue
                 for k in range(c):
                     best[k] = -np.inf
@@ -169,6 +180,8 @@ def max_pool2d_grad(xp: Any, tap: Any, dy: Any, *, size: Pair, window: Pair, str
 
 @max_pool2d_grad.cpu
 def _(tap: Any, dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    if _halves(dx, dy, window, stride, padding) and tap.flags.c_contiguous:
+        return [loop(_max_of_four_grad, flat(tap), flat(dy), flat(dx), (*dx.shape, *dy.shape[1:3]))]
     return [loop(_max_pool2d_grad, tap, dy, dx, (*window, *stride, *padding))]
 
 
@@ -178,20 +191,39 @@ def _(tap: Any, dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, pad
                 window_of(dx, dy, window, stride, padding), dx.size)
 
 
+def _max_of_four_grad(tap, dy, dx, sizes):  # type: ignore[no-untyped-def]
+    apart()
+    zero = dx.dtype.type(0)
+    n, height, width, channels, lines, columns = sizes
+    for line in range(n * height):
+        to, end = line * width * channels, (line + 1) * width * channels
+        above, below = line % height // 2, np.int32(line % height % 2 * 2)
+        at = (line // height * lines + above) * columns * channels
+        for _ in range(columns if above < lines else 0):
+            which, given, left, right = tap[at:], dy[at:], dx[to:], dx[to + channels:]
+            filled = _filled(channels, given.size)
+            for k in range(filled):
+                left[k] = given[k] if which[k] == below else zero
+            for k in range(filled):
+                right[k] = given[k] if which[k] == below + np.int32(1) else zero
+            at, to = at + channels, to + 2 * channels
+        dx[to:end] = zero
+
+
 def _max_pool2d_grad(tap, dy, dx, geometry):  # type: ignore[no-untyped-def]
     apart()
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = dx.shape
     zero = dx.dtype.type(0)
+    dx[:] = 0
     for i in range(n):
-        dx[i] = 0
         for oy in range(dy.shape[1]):
             for ox in range(dy.shape[2]):
                 which, given = tap[i, oy, ox], dy[i, oy, ox]
-                for k in range(c if c < NARROW else 0):
+                for k in range(c if c < EIGHT else 0):
                     t = np.int64(which[k])
                     dx[i, oy * sh - ph + t // kw, ox * sw - pw + t % kw, k] += given[k]
-                if c < NARROW:
+                if c < EIGHT:
                     continue
                 for ky in range(max(0, ph - oy * sh), min(kh, h + ph - oy * sh)):
                     for kx in range(max(0, pw - ox * sw), min(kw, w + pw - ox * sw)):

@@ -23,7 +23,7 @@ from minidl.kernels import KERNELS, vectors
 from minidl.kernels.beside import together
 from minidl.kernels.conv import PIXELS, Geometry
 from minidl.kernels.depthwise import depthwise_work
-from minidl.kernels.pool import NARROW
+from minidl.kernels.pool import EIGHT
 from minidl.testing.checks import gradcheck
 
 
@@ -403,7 +403,7 @@ def test_batch_norm_errors() -> None:
 
 # ----------------------------------------------------------------------------------------------- pools
 @pytest.mark.few(10)
-@pytest.mark.parametrize("times", [1, NARROW + 1])
+@pytest.mark.parametrize("times", [1, EIGHT + 1])
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_forms_agree(case: str, times: int) -> None:
     shape, window, stride, padding, *ceil = POOLS[case]
@@ -419,6 +419,26 @@ def test_pool_forms_agree(case: str, times: int) -> None:
     agree("max_pool2d_grad", [tap, dy], size=shape[1:3], **geometry)
     agree("avg_pool2d", [random_array(shape, 1)], **geometry, **more)
     agree("avg_pool2d_grad", [dy], size=shape[1:3], **geometry)
+
+
+@settings(max_examples=drawn(60), deadline=None)
+@given(st.tuples(st.integers(1, 3), st.integers(2, 7), st.integers(2, 7), st.integers(1, 2 * EIGHT + 1)),
+       st.integers(0, 1000))
+def test_pooling_pixels_in_fours_writes_the_memory_of_its_samples_alone(shape: Any, seed: int) -> None:
+    """Its vectors reach over a pixel's channels: equal values, NaN, and neighbours of a part of the samples."""
+    rng, geometry = np.random.default_rng(seed), {"window": (2, 2), "stride": (2, 2), "padding": (0, 0)}
+    x = rng.choice(np.array([0, 0, 1, 2, np.nan], rng.choice(["float32", "float64"])), shape)
+    y, tap = KERNELS["max_pool2d"].reference(np, x, **geometry)
+    dy = random_array(y.shape, seed, str(x.dtype))
+    dx = KERNELS["max_pool2d_grad"].reference(np, tap, dy, size=shape[1:3], **geometry)
+    for name, reads, expected, more in (("max_pool2d", [x], [y, tap], {}),
+                                        ("max_pool2d_grad", [tap, dy], [dx], {"size": shape[1:3]})):
+        whole = [np.full((len(array) + 2, *array.shape[1:]), 77, array.dtype) for array in expected]
+        for thunk in KERNELS[name].bind(reads, [array[1:-1] for array in whole], [], geometry | more):
+            thunk()
+        for array, wanted in zip(whole, expected, strict=True):
+            np.testing.assert_array_equal(array[1:-1], wanted, strict=True)
+            assert (array[[0, -1]] == 77).all()
 
 
 def test_pool_errors() -> None:
