@@ -1,7 +1,8 @@
 """Products of matrices in float32 on processors with AVX-512: tiles of 14 x 32 sums stay in registers, while the
 columns of b that they need lie packed beside each other, in the cache. Rows of a are read where they lie, or are
 packed like them; or the transpose of b.T a.T is computed, if it takes long to pack b. Each processor has its rule which
-of these ways a product takes.
+of these ways a product takes. With AVX2 tiles have 6 x 16 sums, and multiply by a matrix that is packed once for some
+products; the library's other products are as fast.
 
 Each element is a sum over blocks of at most DEEP products, and each block a chain of products that are rounded once, in
 order: its bits depend on its row, its column and their length alone, so parts are bit-identical to the whole.
@@ -33,7 +34,7 @@ from .tile_code import (
     taken,
     turned,
 )
-from .vectors import NAME, WIDE
+from .vectors import AVX2, NAME, WIDE
 
 ZEN = NAME.startswith("znver")
 DEEP, HIGH = 384, 560  #: products that a tile adds up, and rows of a that are packed at once, at most
@@ -44,10 +45,11 @@ ROOM = DEEP * (HIGH + FEW * COLUMNS) + LANES  #: numbers of scratch
 SLOTS = 64  #: products at once that have scratch
 FAR, NONE = 1 << 40, np.zeros(1, np.int64)  #: more rows than there are; numbers of rows, if nobody reads them
 LEAST = 1 << 21  #: products of numbers; for rows of a times rows of b they are `LEAST_TILES`
+SHALLOW = 0 if WIDE else 64  #: products that a sum has, up to which the library's are as fast though it packs each time
 MOST = 2048 if ZEN else FAR  #: rows that columns of a and b have at most
 TILED, STREAMED, TURNED, PACKED = range(4)  #: ways of a product: see `_tiled` and `_streamed`
 LONGEST = DEEP * HIGH // COLUMNS  #: rows of b that fit in scratch
-PAGE = 1024  #: numbers; rows that are a multiple apart have the same places in the cache
+PAGE, PLACES = 1024, 8  #: numbers; rows that are a multiple of these apart have the same places in the first cache
 SPREAD, AGAIN = 256, 4  #: numbers that columns which are read again are no multiple apart; how often they are, at most
 OWN = 1 << 19  #: numbers that the own cache of a core of this Intel holds
 STORED = 1.4  #: packed numbers that take as long as a sum that is stored transposed
@@ -256,7 +258,7 @@ def _scratch() -> tuple[Any, Any]:
 
 def _steps(a: Any, b: Any, y: Any, more: Any) -> tuple[int, ...] | None:
     """The steps by rows and columns of a and b, if tiles can multiply arrays like these."""
-    if not WIDE or any(x.dtype != np.float32 or min(x.strides) < 4 for x in (a, b, y)) or (
+    if not AVX2 or any(x.dtype != np.float32 or min(x.strides) < 4 for x in (a, b, y)) or (
             y.strides[-1] != 4 or any(4 not in x.strides[-2:] for x in (a, b))) or (
             more is not None and (more.strides[-1] != 4 or min(more.strides) < 0)):
         return None
@@ -281,11 +283,11 @@ def _packed(b, b_step, b_column, depth, n, to):  # type: ignore[no-untyped-def]
 
 def _way_zen(steps: tuple[int, ...], m: int, depth: int, n: int, turns: bool) -> int:
     """The way that was fastest for matrices like these on a Zen 4, whose vectors are stored in two halves and whose
-    first cache has 8 places for numbers a page apart. `turns`: whether the transpose may be computed."""
+    first cache has few PLACES for numbers a page apart. `turns`: whether the transpose may be computed."""
     a_row, a_step, b_step, b_column = steps
     a_apart, b_apart = max(a_row, a_step), max(b_step, b_column)
     if b_step == 0:
-        return STREAMED if a_apart % PAGE else PACKED
+        return STREAMED if a_apart % PAGE or ROWS <= PLACES else PACKED
     if turns and depth * (n - m) > STORED * m * n and depth <= LONGEST and b_apart % PAGE and (
             b_step == 1 or depth * m <= DEEP * HIGH):
         return TURNED
@@ -328,7 +330,7 @@ def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> T
     """y (m, n) = a (m, k) @ b (k, n) + more, each element at least `low`, if that is faster here than the library's
     product; else None. `more` (n,) or (m, n) may be y itself. Or as many products as two leading axes of all have. The
     choice depends on the processor, shapes and steps alone."""
-    steps = _steps(a, b, y, more)
+    steps = _steps(a, b, y, more) if WIDE else None
     if steps is None or a.shape[-1] not in _sizes(a.shape[-2], b.shape[-1], *steps[1:3]):
         return None
     return _bound(steps, a, b, y, more, low, NONE, -1, 0, 0, False)
@@ -340,7 +342,8 @@ def packed_product(m: int, b: Any, work: Any) -> tuple[list[Thunk], Callable[[An
     faster here."""
     steps = _steps(b, b, work, None)
     full = m % LESS == 0  # other rows leave places of tiles empty; the library packs nothing below a million
-    if steps is None or min(m + full * LESS, *b.shape) < LANES or m * b.size < (LEAST // 2 if full else LEAST):
+    if steps is None or min(m + full * LESS, *b.shape) < LANES or len(b) <= SHALLOW or (
+            m * b.size < (LEAST // 2 if full else LEAST)):
         return None
 
     def bound(a: Any, y: Any) -> Thunk:
@@ -353,7 +356,7 @@ def group_product(counts: Any, group: int, a: Any, b: Any, y: Any, summed: bool,
                   ) -> tuple[list[Thunk], range]:
     """The product of a group of rows as in `experts.grouped_products`, bit-identical to `product`, if the group has one
     of these numbers of rows; for others the call does nothing."""
-    steps = _steps(a, b, y, bias)
+    steps = _steps(a, b, y, bias) if WIDE else None
     sizes = range(0) if steps is None else _sizes(a.shape[1 - summed], b.shape[1], *steps[1:3])
     return ([_bound(steps, a, b, y, bias, -np.inf, counts, group, sizes.start, sizes.stop, summed)]
             if steps and sizes else []), sizes
