@@ -207,7 +207,14 @@ def test_other_files_are_one_line(tmp_path, capsys):
         assert (code, said) == (0, "") or (code == 2 and len(said.splitlines()) == 1 and "bad.et is not" in said)
 
 
-def test_on_the_command_line(tmp_path, capsys):
+@pytest.mark.parametrize(("shortest", "factor", "fits"), [(3.0, None, None), (0.25, None, 100), (0.25, 3.0, 100),
+                                                          (0.25, 4.0, 4.0), (1e-7, None, 10**8)])
+def test_a_factor_makes_short_tasks_whole(shortest, factor, fits):
+    timeline = ml.plan(ml.Pipeline(2), "gpipe", CostModel.given(shortest, 5.0, 5.0), ml.Machine(2)).timeline
+    assert chakra.fitting(timeline, factor) == (pytest.approx(shortest * (factor or 1)), fits)
+
+
+def test_on_the_command_line(tmp_path, capsys, monkeypatch):
     out = tmp_path / "traces"
     command = ["plan", "--ranks", "2", "--micro-batches", "3", "--scheduler", "zb_h1", "--format", "chakra", "--save"]
     assert main([*command, str(out)]) == 0
@@ -218,11 +225,13 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main(["train", "--model", "mlp", "--steps", "1", "--trace", str(tmp_path / "run.et"),
                  "--trace-factor", "1000"]) == 0
     capsys.readouterr()
-    assert run_json(capsys, "report", str(tmp_path / "run.0.et"))[1]["makespan"] < 1e6, "without the factor"
-    assert main(["train", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "1", "--steps", "1",
-                 "--trace", str(tmp_path / "run.et")]) == 0, "what ran once is written, with a factor"
-    assert "us, and Chakra has whole ones, so times are multiplied by 1" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "run.0.et")]) == 0
+    ends = [node.start_time_micros + node.duration_micros for node in nodes(tmp_path / "run.0.et")]
+    found = run_json(capsys, "report", str(tmp_path / "run.0.et"))[1]
+    assert found["makespan"] == pytest.approx(max(ends) / 1000, 0.01)
+    monkeypatch.setattr(chakra, "fitting", lambda timeline, factor: (0.25, 100000.0))
+    assert main(["train", "--model", "mlp", "--steps", "1", "--trace", str(tmp_path / "run.et")]) == 0
+    assert "a task took 0.25 us, and Chakra has whole ones, so times are multiplied by 1" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "run.0.et")]) == 0, "what ran once is written, with a factor"
     assert main(["plan", "--model", "mlp", "--format", "torch", "--save", str(tmp_path / "x")]) == 2
     assert main(["train", "--model", "mlp", "--steps", "1", "--trace", str(tmp_path / "no.txt")]) == 2
     capsys.readouterr()
