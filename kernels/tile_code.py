@@ -12,7 +12,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from .taps import LANES
-from .vectors import WIDE, _address, _call, _repeated, _transposed
+from .vectors import WIDE, _address, _call, _repeated, _transposed, store_masked
 
 ROWS, LESS, VECTORS = (14, 8, 2) if WIDE else (6, 4, 1)  #: of a tile; of one for rows that are left; of both
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
@@ -30,15 +30,15 @@ def _first(builder: Any, count: Any) -> Any:
     return builder.select(builder.icmp_signed("<", count, NUMBER(LANES)), some, BITS(-1))
 
 
-def _masked(builder: Any, place: Any, mask: Any) -> Any:
-    """The vector at a place, with zeros for elements that are not in the mask."""
-    return _call(builder, f"llvm.masked.load.v{LANES}f32.p0", VECTOR, place, ir.IntType(32)(4), mask,
-                 ir.Constant(VECTOR, None))
+def _masked(builder: Any, place: Any, bits: Any) -> Any:
+    """The vector at a place, with zeros for elements that have no bit."""
+    return _call(builder, f"llvm.masked.load.v{LANES}f32.p0", VECTOR, place, ir.IntType(32)(4),
+                 builder.bitcast(bits, MASK), ir.Constant(VECTOR, None))
 
 
-def _stored(builder: Any, value: Any, place: Any, mask: Any) -> None:
-    """Stores those elements of a vector that are in the mask."""
-    _call(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), value, place, ir.IntType(32)(4), mask)
+def _stored(builder: Any, value: Any, place: Any, bits: Any) -> None:
+    """Stores those elements of a vector that have a bit; they are the first ones."""
+    store_masked(builder, value, place, 4, builder.bitcast(bits, MASK), builder.zext(builder.ctpop(bits), NUMBER))
 
 
 def _called(builder: Any, name: str, body: Callable[[Any], None], arguments: Sequence[Any]) -> None:
@@ -121,7 +121,7 @@ def _tile_into(function: Any, rows: int, vectors: int) -> None:
             masks = [_first(builder, builder.sub(wide, NUMBER(LANES * v))) for v in range(vectors)]
             inside = [builder.icmp_signed("<", NUMBER(i), high) for i in range(rows)]
             lines = [builder.select(one, NUMBER(i), last) for i, one in enumerate(inside)]
-            shown = {(i, v): builder.bitcast(builder.select(inside[i], masks[v], BITS(0)), MASK) for i, v in places}
+            shown = {(i, v): builder.select(inside[i], masks[v], BITS(0)) for i, v in places}
             finished(lambda i, v: _masked(builder, at(from_more, more_step, lines[i], v), shown[i, v]),
                      lambda value, i, v: _stored(builder, value, at(to, y_step, lines[i], v), shown[i, v]))
     builder.ret_void()
@@ -189,8 +189,12 @@ def row_to_panel(typing, x, at, count, to, first, width):  # type: ignore[no-unt
         x_, at_, count_, to_, first_, width_ = arguments
         source, out = (_place(builder, _address(context, builder, kind, array, index), NUMBER(0))
                        for kind, array, index in ((x, x_, at_), (to, to_, first_)))
-        values = _masked(builder, source, builder.bitcast(_first(builder, count_), MASK))
-        _stored(builder, values, out, builder.bitcast(_first(builder, width_), MASK))
+        full = (builder.icmp_signed(">=", n, NUMBER(LANES)) for n in (count_, width_))
+        with builder.if_else(builder.and_(*full)) as (whole, part):
+            with whole:
+                builder.store(builder.load(source, align=4), out, align=4)
+            with part:
+                _stored(builder, _masked(builder, source, _first(builder, count_)), out, _first(builder, width_))
         return context.get_dummy_value()
 
     return types.none(x, at, count, to, first, width), build
@@ -202,11 +206,19 @@ def _turn_into(function: Any) -> None:
     builder = ir.IRBuilder(function.append_basic_block("start"))
     last, there, shown = builder.sub(count, NUMBER(1)), _first(builder, high), _first(builder, width)
     lines = [builder.select(builder.icmp_signed("<", NUMBER(j), last), NUMBER(j), last) for j in range(LANES)]
-    rows = [_masked(builder, _place(builder, begin, builder.mul(across, line)), builder.bitcast(there, MASK))
-            for line in lines]
-    for i, row in enumerate(_transposed(builder, rows)):
-        _stored(builder, row, _place(builder, end, builder.mul(step, NUMBER(i))), builder.bitcast(
-            builder.select(builder.icmp_signed("<", NUMBER(i), high), shown, BITS(0)), MASK))
+
+    def copied(load: Callable[[Any], Any], store: Callable[[Any, Any, int], Any]) -> None:
+        rows = [load(_place(builder, begin, builder.mul(across, line))) for line in lines]
+        for i, row in enumerate(_transposed(builder, rows)):
+            store(row, _place(builder, end, builder.mul(step, NUMBER(i))), i)
+
+    full = (builder.icmp_signed(">=", n, NUMBER(LANES)) for n in (high, width))
+    with builder.if_else(builder.and_(*full)) as (whole, part):
+        with whole:
+            copied(lambda at: builder.load(at, align=4), lambda row, at, i: builder.store(row, at, align=4))
+        with part:
+            copied(lambda at: _masked(builder, at, there), lambda row, at, i: _stored(builder, row, at, builder.select(
+                builder.icmp_signed("<", NUMBER(i), high), shown, BITS(0))))
     builder.ret_void()
 
 

@@ -65,8 +65,31 @@ def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _suffix(kind: Any) -> str:
-    return f"v{LANES}f{kind.dtype.bitwidth}"
+def _suffix(vector: Any) -> str:
+    return f"v{vector.count}f{32 if vector.element == ir.FloatType() else 64}"
+
+
+def store_masked(builder: Any, value: Any, place: Any, align: int, mask: Any, count: Any) -> None:
+    """Stores the first `count` elements of a vector, which are in the mask, at a pointer to vectors. With AVX2 alone in
+    pieces of 16, 8, 4, 2 and 1: on AMD's processors a store with a mask takes ten times as long as one without."""
+    lanes, number, word = value.type.count, count.type, ir.IntType(32)
+    if WIDE:
+        _call(builder, f"llvm.masked.store.{_suffix(value.type)}.p0", ir.VoidType(), value, place, word(align), mask)
+        return
+    to, size = builder.bitcast(place, value.type.element.as_pointer()), lanes
+    with builder.if_else(builder.icmp_signed(">=", count, number(lanes))) as (whole, part):
+        with whole:
+            builder.store(value, place, align=align)
+        with part:
+            while size := size // 2:
+                there = builder.icmp_signed("!=", builder.and_(count, number(size)), number(0))
+                with builder.if_then(there):
+                    piece = builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(word, size), [*range(size)]))
+                    builder.store(piece, builder.bitcast(to, piece.type.as_pointer()), align=align)
+                later = [min(i + size, lanes - 1) for i in range(lanes)]
+                value = builder.select(there, builder.shuffle_vector(
+                    value, value, ir.Constant(ir.VectorType(word, lanes), later)), value)
+                to = builder.select(there, builder.gep(to, [number(size)]), to)
 
 
 @intrinsic
@@ -111,7 +134,7 @@ def _products_added(builder: Any, context: Any, x: Any, value: Any, offsets: Any
         offset = ir.Constant(ir.IntType(64), i) if offsets is types.none else builder.extract_value(apart, i)
         pixel = _repeated(builder, builder.load(builder.gep(value, [offset])))
         for sums, before, factor in zip(after, befores, factors, strict=True):
-            sums.append(_call(builder, f"llvm.fma.{_suffix(x)}", vector, pixel, factor,
+            sums.append(_call(builder, f"llvm.fma.{_suffix(vector)}", vector, pixel, factor,
                               builder.extract_value(before, i)))
     return [cgutils.pack_array(builder, sums) for sums in after]
 
@@ -146,10 +169,8 @@ def store(typing, sums, y, at, offsets, count):  # type: ignore[no-untyped-def]
         values, y_, at_, apart, count_ = arguments
         lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
         mask = builder.icmp_signed("<", lanes, _repeated(builder, count_))
-        align = ir.Constant(ir.IntType(32), y.dtype.bitwidth // 8)
         for i, place in enumerate(_places(context, builder, y, y_, at_, apart)):
-            _call(builder, f"llvm.masked.store.{_suffix(y)}.p0", ir.VoidType(), builder.extract_value(values, i), place,
-                  align, mask)
+            store_masked(builder, builder.extract_value(values, i), place, y.dtype.bitwidth // 8, mask, count_)
         return context.get_dummy_value()
 
     return types.none(sums, y, at, offsets, types.int64), build

@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 from . import taps
 from .registry import Thunk, flat, inlined, loop, memory
 from .taps import LANES, PLACES
-from .tile_code import BITS, LESS, MASK, NUMBER, ROWS, VECTOR, VECTORS, _first, _masked, _place, bare, bare_one
+from .tile_code import BITS, LESS, NUMBER, ROWS, VECTOR, VECTORS, _first, _masked, _place, bare, bare_one
 from .tiles import _begin, _lower, _multiplied
 from .vectors import _address, transpose
 
@@ -96,8 +96,8 @@ def _to_positions(matrix: Matrix) -> Any:
                 with whole:
                     made(lambda i, j: builder.load(spots[i][j], align=4))
                 with part:
-                    made(lambda i, j: _masked(builder, spots[i][j], builder.bitcast(builder.select(
-                        builder.and_(lines[i], pixels[j]), some, BITS(0)), MASK)))
+                    made(lambda i, j: _masked(builder, spots[i][j], builder.select(
+                        builder.and_(lines[i], pixels[j]), some, BITS(0))))
             return context.get_dummy_value()
 
         return types.none(x, at, line, pixel, above, below, before, behind, count, to, first, apart), build
