@@ -47,7 +47,7 @@ class CheckingExecutor:
         device = tapes.device_of(device)
         self._bound = Bound(replace(graph, storages=with_far(graph.storages, device)), self.plan, device)
         self._launches = [_launches(graph, self._bound, t) for t in range(len(graph))]
-        self._overlaps = _overlapping(graph, self.plan)
+        self._pieces = _pieces(graph, self.plan)
         versions = _Versions(graph)
         self._meant = [versions.run(task) for task in range(len(graph))]
         self._guard = Guard(forks=not self._bound.device.captures)
@@ -59,7 +59,7 @@ class CheckingExecutor:
     def _step(self, inputs: tuple[Any, ...]) -> Any:
         self._bound.load(inputs)
         self.order = order = random_order(self.graph, self.schedule, self.waits, self._random)
-        graph, versions, memory = self.graph, _Versions(self.graph), _Memory(self.graph, self._overlaps)
+        graph, versions, memory = self.graph, _Versions(self.graph), _Memory(self.graph, self._pieces)
         for view in graph.inputs:
             memory.touch([view.storage], "the caller")
         for task in order:
@@ -106,25 +106,25 @@ class _Versions:
 
 
 class _Memory:
-    """Which storages have been touched in this step, and whose bytes another has taken since."""
+    """Which storages have been touched in this step, and which of them touched each piece of the arena last."""
 
-    def __init__(self, graph: TaskGraph, overlaps: Sequence[Sequence[int]]) -> None:
-        self._graph, self._overlaps = graph, overlaps
+    def __init__(self, graph: TaskGraph, pieces: Sequence[slice]) -> None:
+        self._graph, self._pieces = graph, pieces
         self._begun: set[int] = set()
-        self._taken: dict[int, int] = {}  # storage -> the storage that has taken its bytes
+        self._owner = np.full(max((own.stop for own in pieces), default=0), -1)
 
     def touch(self, storages: Collection[int], who: str) -> None:
         """One launch reads or writes these storages. Raises VersionError if it cannot."""
         name = self._graph.storages
-        for s in storages:
-            if both := set(self._overlaps[s]).intersection(storages):
-                raise VersionError(f"{who} needs {name[s].name} and {name[min(both)].name} at once, which share memory")
-            if s in self._begun and s in self._taken:
-                raise VersionError(f"{who} needs {name[s].name}, whose memory {name[self._taken[s]].name} has "
-                                   f"overwritten")
-            self._begun.add(s)
-            self._taken.pop(s, None)
-            self._taken.update(dict.fromkeys(self._overlaps[s], s))
+        pieces = {s: self._owner[self._pieces[s]] for s in storages}
+        for s, own in pieces.items():
+            if s in self._begun and (others := own[own != s]).size:
+                raise VersionError(f"{who} needs {name[s].name}, whose memory {name[others[0]].name} has overwritten")
+            own[:] = s
+        for s, own in pieces.items():
+            if (others := own[own != s]).size:
+                raise VersionError(f"{who} needs {name[s].name} and {name[others[0]].name} at once, which share memory")
+        self._begun.update(storages)
 
 
 def _launches(graph: TaskGraph, bound: Bound, task: int) -> list[tuple[Collection[int], list[Thunk]]]:
@@ -169,10 +169,9 @@ def random_schedule(graph: TaskGraph, lanes: int, random: np.random.Generator) -
     return Schedule.of(graph, where)
 
 
-def _overlapping(graph: TaskGraph, plan: MemoryPlan) -> list[Sequence[int]]:
-    """For each storage, the other storages with which it shares bytes."""
+def _pieces(graph: TaskGraph, plan: MemoryPlan) -> list[slice]:
+    """For each storage, its pieces of the arena, which is cut where a storage begins or ends."""
     size = np.array([s.bytes for s in graph.storages], np.int64)
-    begin, end, placed = plan.offset, plan.offset + size, (plan.offset >= 0) & (size > 0)
-    hit = (placed[:, None] & placed) & (begin[:, None] < end) & (end[:, None] > begin)
-    np.fill_diagonal(hit, False)
-    return [np.flatnonzero(row).tolist() for row in hit]
+    begin, end = np.where(plan.offset >= 0, [plan.offset, plan.offset + size], 0)
+    cuts = np.unique([begin, end])
+    return [slice(*own) for own in zip(*np.searchsorted(cuts, [begin, end]).tolist(), strict=True)]

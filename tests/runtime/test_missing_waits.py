@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import minidl as ml
 from minidl import optim
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.plans.memory import plan_memory
-from minidl.runtime.checking import random_schedule
+from minidl.runtime.checking import _Memory, _pieces, random_schedule
 from minidl.runtime.executors import CheckingExecutor, VersionError
 
 
@@ -129,3 +132,19 @@ def test_what_has_no_elements_takes_no_memory():
     whole, none = CheckingExecutor(graph, schedule, plan=replace(plan, offset=offset))(x)
     assert whole.numpy().tolist() == [2] * 64
     assert none.shape == (0,)
+
+
+def test_the_memory_that_the_check_itself_takes_grows_with_the_storages():
+    n = 5_000  # all at one offset, as the weight gradients of a deep network; pairs of them would be 25 million
+    graph: Any = SimpleNamespace(storages=[SimpleNamespace(bytes=256, name=f"s{i}") for i in range(n)])
+    plan: Any = SimpleNamespace(offset=np.zeros(n, np.int64))
+    tracemalloc.start()
+    memory = _Memory(graph, _pieces(graph, plan))
+    for s in range(n):
+        memory.touch([s], f"task {s}")
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+    with pytest.raises(VersionError, match=f"task 9 needs s1, whose memory s{n - 1} has overwritten"):
+        memory.touch([1], "task 9")
+    with pytest.raises(VersionError, match="task 9 needs s0 and s1 at once, which share memory"):
+        _Memory(graph, _pieces(graph, plan)).touch([0, 1], "task 9")
