@@ -24,8 +24,8 @@ def chimera(problem: Problem) -> Schedule:
     group=...)`), but not to other schedules.
 
     Reconstructed from its rule: the older micro-batch of its direction first, at most p/2 in flight per direction, in
-    slots of F = 1 and B = 2. Up to m = p, backward goes before forward: for m = p the makespan is mF + (2m-2)(O+W).
-    Beyond that, forward goes first, so that a new micro-batch enters as soon as one has left. Peak at most p.
+    slots of F = 1 and B = 2. Up to m = p, backward goes before forward: for m = p and O+W >= 2F the makespan is
+    mF + (2m-2)(O+W). Beyond that, forward goes first: a new micro-batch enters as soon as one has left. Peak at most p.
     """
     p, m = problem.ranks, problem.micro_batches
     graph = stage_graph(p, m, True, directions=2)

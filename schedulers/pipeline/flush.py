@@ -26,7 +26,7 @@ def one_f_one_b(problem: Problem) -> Schedule:
 
 
 def interleaved(problem: Problem) -> Schedule:
-    """1F1B over v chunks per rank, in rounds of micro-batches (Megatron, 2021). Bubble (p-1)(F+O+W)/v.
+    """1F1B over v chunks per rank, in rounds of micro-batches (Megatron, 2021). Bubble (p-1)(F+O+W)/v for m >= p.
 
     A rank takes a round of micro-batches through its first chunk, then through its second, and so on; m is cut in
     m // p equal rounds, at least one (as torch does).

@@ -49,7 +49,7 @@ def modulo_greedy(problem: Problem) -> Schedule:
     """Modulo allocation, work-conserving (defined here): O before F before W, oldest micro-batch first; on a link
     with latency the size of groups is picked by simulation.
 
-    At m = 1, with groups of one of L layers: makespan L(F+O) + W + 2(L-1)c.
+    At m = 1, with groups of one of L layers: makespan L(F+O) + W + 2(L-1)c for W <= (p-1)(O+c).
     """
     return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
 

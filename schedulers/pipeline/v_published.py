@@ -1,9 +1,9 @@
 """The orders that the published heuristics make on a V (Qi et al., 2024): starts for the search of `v_shape`.
 
 V-Half and V-Min repeat a building block, the slots of one micro-batch on all ranks, and squeeze the result. ZB-V is
-greedy in time: weight gradients fill waits, and ranks stay equally late. Both give the orders of the released
-scheduler. A rank has four passes: F down the V (from rank 0 on), F up, O down, O up. A task's code on its rank is
-pass * m + micro-batch, and weight gradients follow from 4m on.
+greedy in time: weight gradients fill waits, and ranks stay equally late. Orders are the released scheduler's, but the
+oldest weight gradient runs first (its V-Half and V-Min take the second chunk's). A rank has four passes: F down the V
+(from rank 0 on), F up, O down, O up. A task's code on its rank is pass * m + micro-batch, weight gradients' from 4m on.
 """
 
 from __future__ import annotations

@@ -15,10 +15,8 @@ MOST_HOP = 1000
 
 
 def zb_h1(problem: Problem) -> Schedule:
-    """1F1B whose W lags s micro-batches on rank s (Qi et al., 2023): peak p on every rank.
-
-    Bubble (p-1)(F+O-W) for m >= p and W <= min(F, O), without latency.
-    """
+    """1F1B whose W lags s micro-batches on rank s (Qi et al., 2023): peak p on every rank. Bubble (p-1)(F+O-W) for
+    m >= p and W <= min(F, O), without latency."""
     return same_stage(problem, range(problem.ranks, 0, -1), range(problem.ranks))
 
 
@@ -41,6 +39,7 @@ def zb_h2(problem: Problem, *, hop: float = 0.0) -> Schedule:
 
 
 def interleaved_zb(problem: Problem) -> Schedule:
-    """Interleaved 1F1B whose W lags r chunks on rank r: bubble (p-1)(F+O-W)/v, peak p (Zero Bubble's repository)."""
+    """Interleaved 1F1B whose W lags r chunks on rank r (Zero Bubble's repository). Bubble (p-1)(F+O-W)/v for m >= p and
+    W <= min(F, O); peak p + (v-1)(n-p)/v in rounds of n >= p micro-batches, so p if m is a multiple of p."""
     p, v, size = problem.ranks, problem.chunks, round_size(problem)
     return schedule_of([in_turn(*rounds(problem, rank, size), (v - 1) * size + p - rank, rank) for rank in range(p)])

@@ -65,13 +65,17 @@ FORMS = [
     ("one_f_one_b", "1 + more", "f, o, w, 0", "makespan", "x + (p - 1) * (f + o + w)",
      "[min(p - s, m) for s in range(p)]"),
     ("interleaved", "p * (2 + more % 3)", "f, o, w, 0", "makespan", "x + (p - 1) * (f + o + w) / v", "p + (p - 1) / v"),
-    ("interleaved_zb", "p * (1 + more % 4)", FEW, "makespan", "x + (p - 1) * (f + o - w) / v", None),
+    ("interleaved", "p + more % p", "f, o, w, 0", "makespan", "x + (p - 1) * (f + o + w) / v", None),
+    ("interleaved_zb", "p * (1 + more % 4)", FEW, "makespan", "x + (p - 1) * (f + o - w) / v", "p"),
+    ("interleaved_zb", "p + more % p", FEW, "makespan", "x + (p - 1) * (f + o - w) / v", "p + (v - 1) * (m - p) / v"),
+    ("modulo_greedy", "1", "f, o, min(w, (p - 1) * o) or w, 0", "makespan", "p * (f + o) + w / (v if p > 1 else 1)",
+     "1"),
     ("looped_bfs", "p + more", "f, o, w, 0", "makespan", "x + (p - 1) * (f + o + w) / v", "m"),
     ("modulo", "p + more", "f, o, w, 0", "makespan", "x + (p - 1) * (f + o) / v", "m"),
     ("zb_h1", "p + more", FEW, "makespan", "x + (p - 1) * (f + o - w)", "[p] * p"),
     ("zb_h2", "2 * p - 1 + more", "f, o, min(f, o, w), min(c, (f + o) // 2)", "max_span",
      "x + max(0, (p - 1) * (f + o + 2 * c - 2 * w))", "[2 * p - 1] * p"),
-    ("chimera", "p", "f, f, f, 0", "makespan", "m * f + (2 * m - 2) * 2 * f", None),
+    ("chimera", "p", "f, max(o, 2 * f - w), w, 0", "makespan", "m * f + (2 * m - 2) * (o + w)", None),
     ("dualpipe", "2 * (p + more)", "f, f, f, 0", "makespan", "x + (p // 2 - 1) * 2 * f", "p + 1"),
     ("dualpipe_v", "2 * p + more", "f, f, f, 0", "makespan", "x + (p - 1) * f", "p + 0.5")]
 
@@ -83,7 +87,7 @@ FORMS = [
 def test_closed_forms(name, numbers, times, what, form, peak, p, more, v, fow, c):
     p += p % 2 if name in ("chimera", "dualpipe") else 0  # which need even numbers
     known = {"p": p, "v": v, "m": (m := eval(numbers, {"p": p, "more": more}))}
-    f, o, w, c = eval(times, dict(zip("fowc", (*fow, c), strict=True)))
+    f, o, w, c = eval(times, known | dict(zip("fowc", (*fow, c), strict=True)))
     known |= {"f": f, "o": o, "w": w, "c": c, "x": m * (f + o + w)}
     found = priced(name, p, m, f, o, w, c, None if pipelines.policy(name).chunks_fixed else v)
     assert getattr(found, what) == pytest.approx(eval(form, known))
