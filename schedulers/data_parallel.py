@@ -84,15 +84,15 @@ def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
 
 
 def buckets(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
-    """As `barrier`, but gradients are summed in buckets of about `bucket_bytes` (PyTorch DDP, 2020).
+    """As `barrier`, but in buckets of at most `bucket_bytes`, or of one larger layer (PyTorch DDP, 2020).
 
-    `buckets`: this many with equal numbers of layers instead. Raises PlanError for more buckets than layers.
+    `buckets`: this many with equal numbers of layers instead. DDP's own end once full, by default the first at 1 MiB.
     """
     return barrier(graph, cost, machine)
 
 
 def in_buckets(graph: TaskGraph, *, buckets: int | None = None, bucket_bytes: int = BUCKET_BYTES) -> Sums:
-    """Sums of several layers' gradients together."""
+    """Sums of several layers' gradients together. Raises PlanError for more buckets than layers."""
     if buckets is None:
         return Sums(reverse_buckets(graph, bucket_bytes))
     layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
