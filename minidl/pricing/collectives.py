@@ -19,7 +19,7 @@ class Collective:
       enters and leaves each node once, and a step takes as long as its slowest link;
     - `tree`: up and down a binary tree, 2 ceil(log2 n) messages of all bytes, in nodes and then between them;
     - `halving`: recursive halving and doubling, 2 ceil(log2 n) messages of 1/2, 1/4, .. of the bytes, the large ones in
-      nodes (Rabenseifner, 2004; Thakur and others, 2005);
+      nodes (Rabenseifner, 2004; Thakur and others, 2005). Messages that an n between powers of two adds are left out;
     - `hierarchical`: a ring's reduce-scatter in each node, then rings between the nodes, one for each share, then a
       ring's all-gather in each node (Cho and others, 2019);
     - `parameter_server`: the ranks and k further `servers` sum, each its best share as in BytePS:
