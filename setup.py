@@ -28,7 +28,7 @@ setup(
               "minidl.pricing", "minidl.runtime", "minidl.runtime.comm", "minidl.schedulers",
               "minidl.schedulers.pipeline", "minidl.schedulers.search", "minidl.system", "minidl.testing",
               "minidl.training", "minidl.views"],
-    package_data={"minidl": ["py.typed"], "minidl.arena": ["*.json"], "minidl.autograd": ["*.md"],
+    package_data={"minidl": ["py.typed", "*.pyi"], "minidl.arena": ["*.json"], "minidl.autograd": ["*.md"],
                   "minidl.data": ["*.csv.gz", "*.md"],
                   "minidl.kernels": ["*.cu", "*.cuh"],
                   "minidl.cli": ["templates/*/*.txt"],

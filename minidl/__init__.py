@@ -18,14 +18,13 @@ _WHERE = {
     "GraphExecutor": "runtime.executors", "Runtime": "runtime.executors", "StreamExecutor": "runtime.executors",
     "TaskError": "runtime.executors", "cross_boundary": "passes.boundary", "lower": "plans.program",
     "Program": "plans.program", "Machine": "core.machine", "Plan": "plans.plan", "plan": "schedulers.planner",
-    "Pipeline": "schedulers.pipeline.synthetic",
-    "Buffer": "core.graph", "GraphBuilder": "core.graph", "GraphError": "core.tasks", "Kind": "core.tasks",
-    "Role": "core.graph", "Task": "core.graph", "TaskGraph": "core.graph", "MemoryLimitError": "plans.memory",
-    "MemoryPlan": "plans.memory", "plan_memory": "plans.memory", "rename": "passes.rewrite", "unroll": "passes.rewrite",
-    "autocast": "autograd.op", "dither": "ops.dither", "seed": "autograd.random", "record": "autograd.recording",
-    "Lane": "core.schedule", "Schedule": "core.schedule", "ScheduleError": "core.schedule",
-    "simulate": "pricing.simulation", "measure": "measuring.measure",
-    "micro_batch": "autograd.tape", "no_grad": "autograd.tape",
+    "Pipeline": "schedulers.pipeline.synthetic", "Buffer": "core.graph", "GraphBuilder": "core.graph",
+    "GraphError": "core.tasks", "Kind": "core.tasks", "Role": "core.graph", "Task": "core.graph",
+    "TaskGraph": "core.graph", "MemoryLimitError": "plans.memory", "MemoryPlan": "plans.memory",
+    "plan_memory": "plans.memory", "rename": "passes.rewrite", "unroll": "passes.rewrite", "autocast": "autograd.op",
+    "dither": "ops.dither", "seed": "autograd.random", "record": "autograd.recording", "Lane": "core.schedule",
+    "Schedule": "core.schedule", "ScheduleError": "core.schedule", "simulate": "pricing.simulation",
+    "measure": "measuring.measure", "micro_batch": "autograd.tape", "no_grad": "autograd.tape",
     "set_default_device": "autograd.tape", "DeviceError": "devices", "Parameter": "autograd.tensor",
     "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor", "array": "autograd.tensor",
     "Timeline": "core.timeline", "CheckError": "testing.checks", "gradcheck": "testing.checks",
@@ -67,4 +66,4 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*(name for name in globals() if name[:2] == "__"), *__all__, *_METHODS])

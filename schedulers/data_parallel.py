@@ -145,8 +145,7 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
         except MemoryLimitError as error:
             raise MemoryLimitError(str(error), peak(0)) from None
     elif not 0 <= k <= layers:
-        raise PlanError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may "
-                        f"wait")
+        raise PlanError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may wait")
     found = iterations.ordered(cost, k)
     return replace(found, notes={**found.notes, "k": k, "largest_k": layers})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -162,9 +162,8 @@ class Tensor:
     def _returned(self) -> Returned | None:
         """The whole tensor, if a step has brought it to the host and nobody has asked for its memory."""
         initial = self.storage.initial
-        if initial is None or not isinstance(initial[1], Returned) or self.strides != strides_of(self.storage.shape):
-            return None
-        return initial[1] if self.shape == self.storage.shape else None
+        return initial[1] if (initial is not None and isinstance(initial[1], Returned) and self.shape
+                              == self.storage.shape and self.strides == strides_of(self.shape)) else None
 
     def assign(self, value: Any) -> None:
         """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory. An array
@@ -272,9 +271,13 @@ class Tensor:
         def _of_two(self, other: Any) -> Tensor: ...
         def _of_one(self) -> Tensor: ...
         def __pow__(self, exponent: float) -> Tensor: ...
-        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = _of_two
-        __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __getitem__ = _of_two
-        __neg__ = __invert__ = _of_one
+        def __index__(self) -> int: ...
+        def __iter__(self) -> Iterator[Tensor]: ...
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __rpow__ = _of_two
+        __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = _of_two
+        __eq__ = __ne__ = __getitem__ = _of_two  # type: ignore[assignment]
+        __hash__ = object.__hash__
+        __neg__ = __invert__ = __abs__ = _of_one
         def __getattr__(self, name: str) -> Any: ...
 
 
@@ -366,7 +369,6 @@ def _reachable(root: Tensor) -> list[Node]:
     stack = [root.node] if root.node else []
     while stack:
         node = stack.pop()
-        assert node is not None
         if node.number not in found:
             found[node.number] = node
             stack += [t.node for t in node.inputs if t.node is not None and t.requires_grad]

@@ -122,7 +122,7 @@ class Runtime:
 
     # ------------------------------------------------------------------------------------------------------ properties
     @property
-    def timeline(self) -> Timeline | None:
+    def timeline(self) -> Timeline | Any:  # for checkers: a call with `trace` has one
         """The timeline of the last call; None without `trace`, or if the call failed. Waits until communication has
         ended, but for sends that are received in the next step: those end with this one."""
         if self._timeline is None and self._last is not None and self.trace and self._error is None:

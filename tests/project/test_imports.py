@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -241,5 +243,40 @@ def test_unknown_names_are_told():
 
     with pytest.raises(AttributeError, match=r"module 'minidl' has no attribute 'Tenser'"):
         _ = minidl.Tenser
-    assert set(minidl.__all__) <= set(dir(minidl))
     assert all(getattr(minidl, name) is not None for name in minidl.__all__)
+
+
+def test_editors_and_checkers_see_the_names_that_there_are():
+    """The stub says for each name where it is from, and `dir` lists no other."""
+    import minidl
+
+    assert {name for name in dir(minidl) if name[0] != "_"} == {*minidl.__all__, *minidl._METHODS}
+    stub = ast.parse((ROOT / "minidl" / "__init__.pyi").read_text()).body
+    found = {name.name: f"minidl.{node.module or name.name}" for node in stub if isinstance(node, ast.ImportFrom)
+             and node.level for name in node.names}
+    assert found.keys() == set(minidl.__all__)
+    for name, module in found.items():
+        here = importlib.import_module(module)
+        assert getattr(minidl, name) is getattr(here, name, here)
+    [listed] = [node.value for node in stub if ast.unparse(node).startswith("__all__")]
+    assert ast.literal_eval(listed) == minidl.__all__
+    assert tuple(target.id for target in stub[-1].targets) == minidl._METHODS
+
+
+@pytest.mark.slow
+def test_checkers_know_the_types_of_a_user_s_program(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text("""import minidl as ml
+from minidl import schedulers
+x = ml.ones(3)
+graph = ml.record(lambda x: x * 2, x)
+run = ml.StreamExecutor(graph, schedulers.multi_stream(graph, streams=2), trace=True)
+run.timeline.save("a.json")
+reveal_type((graph, run, 2 / x, 2 ** x, abs(x), x == 1, next(iter(x)), int(x[0]), {x: 1}))
+""")
+    done = subprocess.run([sys.executable, "-m", "mypy", tmp_path / "program.py"], cwd=ROOT, capture_output=True,
+                          text=True, timeout=PATIENCE, check=False,
+                          env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
+    types = done.stdout.splitlines()[0].partition('"')[2].replace("minidl.autograd.tensor.", "")
+    assert types == ("tuple[minidl.core.graph.TaskGraph, minidl.runtime.runtime.StreamExecutor, Tensor, Tensor, "
+                     "Tensor, Tensor, Tensor, int, dict[Tensor, int]]\""), done.stdout
