@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from .pipeline.peaks import CapError
 from .pipeline.policy import Policy
 from .pipeline.proof import prove
 from .pipeline.synthetic import GivenTimes, Pipeline
-from .registry import Function, Scheduler, blamed, name_of, scheduler_of
+from .registry import Scheduler, blamed, name_of, scheduler_of
 from .saved import choices_in, hint_in, moves_in, slips, without_copies
 from .search import searched
 from .search.away import moved
@@ -33,11 +33,11 @@ from .search.kept import dropped
 from .whole import Whole
 
 
-def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
-         cost: CostModel | None = None, machine: Machine | None = None, *,
-         recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1,
-         shard: Shards | int | str = 0, offload: str = "none", order: str = "fixed", experts_over: str = "none",
-         **options: Any) -> Plan:
+def plan(graph: TaskGraph | Pipeline,
+         policy: str | os.PathLike[str] | Callable[..., Any] | Policy | Schedule | Scheduler,
+         cost: CostModel | None = None, machine: Machine | None = None, *, recompute: str | Collection[int] = "none",
+         split: int | str | Mapping[str, int] = 1, shard: Shards | int | str = 0, offload: str = "none",
+         order: str = "fixed", experts_over: str = "none", **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved, and within all limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, get_args
 
 from ..core.machine import PlanError, shorten
@@ -212,7 +212,7 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
     else:
         needs_function(name)
         known = names(parallel) if parallel else list(SCHEDULERS)
-        near = ("the name of a plan's file ends in .csv" if Path(name).is_file() else
+        near = ("the name of a plan's file ends in .csv" if os.path.isfile(name) else
                 f"similar names: {', '.join(difflib.get_close_matches(name, known, 3, 0.3) or known)}")
         raise PlanError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; {near}")
     if parallel not in (None, found.parallel):
@@ -236,8 +236,8 @@ def scheduler_of(policy: Any, options: Mapping[str, Any], times: bool = False) -
         own = kind_of(policy)
         alone = own == "data" and made_by(policy)[0] is None  # of the graph's own tasks, sums included
         chosen = Scheduler("given", kind or ("none" if alone else own), policy)
-    elif isinstance(policy, str | Path):
-        chosen = find(str(policy), kind)
+    elif isinstance(policy, str | os.PathLike):
+        chosen = find(os.fspath(policy), kind)
     elif isinstance(policy, Scheduler):
         chosen = policy
     elif callable(policy):

@@ -43,7 +43,7 @@ _OWN_UNIT = 1e3  #: microseconds for one unit of an unknown length
 def save(timeline: Timeline, path: str | Path) -> None:
     """Writes a trace for ui.perfetto.dev, `.json` or `.json.gz`, whole or not at all; with `{rank}` in the name one
     file per rank, as HTA reads. Raises ValueError for another suffix, OSError if the file cannot be written."""
-    path = str(path)
+    path = str(Path(path))
     check_path(path)
     if "{rank}" in path:
         for rank in sorted({lane.rank for lane in timeline.lanes}):

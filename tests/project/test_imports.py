@@ -272,6 +272,7 @@ x = ml.ones(3)
 graph = ml.record(lambda x: x * 2, x)
 run = ml.StreamExecutor(graph, schedulers.multi_stream(graph, streams=2), trace=True)
 run.timeline.save("a.json")
+ml.plan(ml.Pipeline(8), lambda a, b: a.micro_batch < b.micro_batch, machine=ml.Machine(ranks=2))
 reveal_type((graph, run, 2 / x, 2 ** x, abs(x), x == 1, next(iter(x)), int(x[0]), {x: 1}))
 """)
     done = subprocess.run([sys.executable, "-m", "mypy", tmp_path / "program.py"], cwd=ROOT, capture_output=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,14 @@ def test_a_second_rank_on_one_device_says_how_a_stream_is_named() -> None:
     with pytest.raises(ValueError, match=r"the schedule has 2 ranks; one device can run only one: the first argument "
                                          r"of Lane .* is the rank, and a second stream .* is Lane\(0, 'side'\)$"):
         ml.plan(graph, two)
+
+
+def test_a_file_is_named_by_any_kind_of_path(tmp_path: Path) -> None:
+    """`os.scandir` has kinds of its own."""
+    graph = ml.record(lambda x: x * 2, np.ones(3, np.float32))
+    Schedule.of(graph, {Lane(0): range(len(graph))}).save(tmp_path / "plan.csv")
+    [found] = os.scandir(tmp_path)
+    plan = ml.plan(graph, found)
+    plan.timeline.save(tmp_path / "first.json")
+    for trace in [entry for entry in os.scandir(tmp_path) if entry.name == "first.json"]:
+        ml.Timeline.load(trace).save(trace)
