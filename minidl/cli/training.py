@@ -48,8 +48,7 @@ def train(arguments: Any) -> int:
     with runs.claimed(arguments):
         cost = costs(arguments, recorded)
         saved = runs.resumed(arguments, recorded) if arguments.resume else None
-        trainer = _trainer(arguments, recorded, cost, kept)
-        return runs.complete(arguments, trainer, f"training {task.model}", saved)
+        return runs.complete(arguments, _trainer(arguments, recorded, cost, kept), f"training {task.model}", saved)
 
 
 def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | None) -> Trainer:

@@ -31,8 +31,11 @@ class Refused(PipelineError):
     """A pass cannot do what a step asks for. One line says what is not possible, why, and what to do instead."""
 
     def __init__(self, what: str, why: str, cure: str) -> None:
-        super().__init__(f"{what}: {why}; {cure}")
+        super().__init__(what, why, cure)
         self.what, self.why, self.cure = what, why, cure
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}; {self.cure}"
 
 
 def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
@@ -84,8 +87,7 @@ class Placement(Content):
 
     def direction(self, micro_batch: Any, micro_batches: int) -> Any:
         """0 or 1 for micro-batch number(s)."""
-        micro_batch = np.asarray(micro_batch)
-        return (micro_batch * self.directions >= micro_batches) * (self.directions - 1)
+        return (np.asarray(micro_batch) * self.directions >= micro_batches) * (self.directions - 1)
 
     def rank(self, stage: Any, micro_batch: Any, micro_batches: int) -> Any:
         """The rank(s) on which tasks of the stage(s) for the micro-batch(es) run."""

@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 class BoundaryError(GraphError):
     """A task cannot cross the iteration boundary. `task`: its id in the recorded graph."""
 
-    def __init__(self, message: str, task: int) -> None:
+    def __init__(self, message: str, task: int = -1) -> None:
         super().__init__(message)
         self.task = task
 
@@ -167,8 +167,7 @@ def with_late(schedule: Schedule, graph: TaskGraph, tasks: Ints) -> Schedule:
 
 
 def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
-    """The loop that a schedule runs, of a recorded step or of a body. Raises ScheduleError for tasks that cannot be
-    late."""
+    """The loop that a schedule runs, of a recorded step or a body. Raises ScheduleError if tasks cannot be late."""
     if graph.late.any():
         now, late = graph.take(np.flatnonzero(~graph.late)), graph.take(np.flatnonzero(graph.late))
         return Loop((now,), (graph,), (replace(late, inputs=(), outputs=()),))

@@ -54,7 +54,7 @@ LOOK = 1e-6  #: seconds: a core may read its counter before what it has waited f
 class TaskError(RuntimeError):
     """A task failed. `task`: its name. The task's own error, with its traceback, is the cause of this one."""
 
-    def __init__(self, message: str, task: str) -> None:
+    def __init__(self, message: str, task: str = "") -> None:
         super().__init__(message)
         self.task = task
 

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import minidl as ml
+from minidl.core.placement import Refused
+from minidl.passes.boundary import BoundaryError
+from minidl.runtime.comm import RankError, Standstill
 
 
 def pipeline(micro_batches: int) -> ml.Plan:
@@ -52,3 +55,13 @@ def test_recorded_steps_can_be_compared(part):
 def test_a_schedule_equals_the_one_that_was_read_from_its_file():
     schedule = pipeline(4).schedule
     assert ml.Schedule.from_csv(schedule.to_csv()) == schedule == pickle.loads(pickle.dumps(schedule))
+
+
+@pytest.mark.parametrize("error", [
+    ml.TaskError("3W0 failed", "3W0"), BoundaryError("2W0 cannot be late", 2), Refused("this", "of that", "do so"),
+    RankError(1, "out of memory"), Standstill(1, "the ranks wait"), ml.ScheduleError("no", ["3W0"], "grid"),
+    ml.MemoryLimitError("too large", 3)], ids=lambda error: type(error).__name__)
+def test_errors_come_back_from_another_process(error):
+    """A pool of `multiprocessing` waited for ever for those that could not be read there."""
+    there = pickle.loads(pickle.dumps(error))
+    assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))

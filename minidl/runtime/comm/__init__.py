@@ -38,8 +38,11 @@ class RankError(RuntimeError):
     own = False  #: whether this rank noticed it by itself, so that no other message explains it
 
     def __init__(self, rank: int, message: str) -> None:
-        super().__init__(f"rank {rank} failed: {message}")
+        super().__init__(rank, message)
         self.rank = rank
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed: {self.args[1]}"
 
 
 class Standstill(RankError):
@@ -47,9 +50,8 @@ class Standstill(RankError):
 
     own = True
 
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__(rank, "")
-        self.args = (message,)
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class SilentRank(Standstill):

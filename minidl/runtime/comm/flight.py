@@ -48,8 +48,7 @@ class Entry:
 class Election:
     """Which sum is next: ranks tell each other which are ready, and the first one of the order that is ready on all of
     them is. `place`: of each task in the order; `exchange(own, every)` brings every rank's flags to all. `order`: the
-    tasks in an order that ranks keep instead, from the next step on; `realised`: in the order in which they have
-    started."""
+    tasks in an order that ranks keep instead, from the next step on; `realised`: in which they have started."""
 
     def __init__(self, place: Mapping[int, int], ranks: int, exchange: Callable[[Any, Any], Iterator[None]]) -> None:
         self.place, self.exchange, self.order, self.realised = place, exchange, list[int](), list[int]()
