@@ -46,8 +46,7 @@ class Batches:
 
 
 def _updated_at_once(graph: TaskGraph, tasks: list[int]) -> list[int]:
-    """The tasks of a batch with each update right after the last one that makes what it reads or reads what it
-    changes."""
+    """The tasks of a batch with each update right after the last that makes what it reads or reads what it changes."""
     reads, writes = ({t: {*rows[t].tolist()} for t in tasks} for rows in (graph.reads, graph.writes))
     place: dict[int, int] = {}
     for i, t in enumerate(tasks):

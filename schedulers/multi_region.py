@@ -101,8 +101,7 @@ def _divided(cost: CostModel, side_sms: int | str) -> list[CostModel]:
 
 
 def _picker(graph: TaskGraph, cost: CostModel, crossing: bool) -> Callable[[int | None], tuple[Trial, list[str]]]:
-    """Finds the best plan within a limit, by these costs, and what to say of it. It raises MemoryLimitError if none
-    fits."""
+    """Finds the best plan within a limit, by these costs, and what to say of it, or raises MemoryLimitError."""
     step = Step.of(replace(graph, launches=()), cost)
     cut = regions(graph, step.chain, step.duration)
     notes: list[str] = []

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import Role, TaskGraph
+from ..core.machine import shorten
 from ..core.tasks import Kind
 from ..system.process import paused
 from . import random
@@ -167,6 +168,8 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     recorded step begins without gradients, and it drops those that no update has used. Raises RuntimeError if a
     gradient is computed after its update, since the next eager call would add to it.
     """
+    if not callable(step):
+        raise TypeError(f"the step is {shorten(step)}; it must be a function, as in record(step, x, y)")
     tape = Recorder(tapes.current().device)
     before = tapes.current()
     tape.autocast, tape.random, tape.dither = before.autocast, before.random, before.dither
@@ -197,10 +200,13 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
 
 
 def _input(tape: Recorder, i: int, value: Any) -> Tensor:
-    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-    dtype = str(array.dtype)
+    array = np.empty((), object)
+    with suppress(ValueError):  # a batch of arrays of unequal shapes is none
+        array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    dtype = str(array.dtype) if array.dtype != object else f"a {type(value).__name__}"
     if dtype not in (*FLOATS, *HALVES, "int64"):
-        raise TypeError(f"example {i} is {dtype}; inputs must be {', '.join((*FLOATS, *HALVES))} or int64")
+        raise TypeError(f"example {i} is {dtype}; inputs must be {', '.join((*FLOATS, *HALVES))} or int64, each "
+                        f"an argument, as in record(step, *batch)")
     return Tensor(tape.storage(f"input{i}", array.shape, dtype, Role.INPUT))
 
 

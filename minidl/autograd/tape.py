@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.graph import GraphBuilder, Launch, Role, StorageSpec, TaskGraph, View
+from ..core.machine import is_whole, shorten
 from ..core.tasks import Kind
 from ..devices import device as devices
 from ..devices.returned import Returned
@@ -526,9 +527,11 @@ def micro_batch(number: int, first_sample: int = 0, group: int = 0, follows: boo
     `group`: gradients add up within their group first, then the groups in the order of their numbers. `follows`:
     whether it has the same samples as the micro-batch before, as the next slice of their sequences: then it has other
     dropouts. A backward pass through several micro-batches has tasks in each of them.
-    Raises ValueError within another micro-batch.
+    Raises ValueError within another micro-batch, and for numbers that are not whole.
     """
     tape = current()
+    if not is_whole(number, 0):
+        raise ValueError(f"the micro-batch is {shorten(number)}; it must be a whole number of at least 0")
     if tape.place.inner:
         raise ValueError("a micro-batch cannot begin within another micro-batch")
     if tape.batch is None or number in tape.batch.numbers:

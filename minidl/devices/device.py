@@ -160,8 +160,7 @@ class CPU:
         return lambda: values
 
     def not_finite(self) -> bool | None:
-        """Whether an update has used a gradient that is not finite since the last call; None if updates do not
-        check."""
+        """Whether an update has used a gradient that is not finite since the last call; None if none checks."""
         return None
 
     def fetch_not_finite(self) -> Callable[[], bool | None]:

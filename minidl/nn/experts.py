@@ -25,8 +25,7 @@ Positive = Annotated[float, 0, np.inf]
 
 class GroupedLinear(Module):
     """A linear layer for each expert: `weight` (experts, outputs, inputs) and `bias` (experts, outputs), uniform in
-    +-1/sqrt(inputs) as in `Linear`. The part of some experts is contiguous. `gelu`: of GELU (the tanh form) of its
-    input."""
+    +-1/sqrt(inputs) as in `Linear`. Experts' parts are contiguous. `gelu`: of GELU (the tanh form) of its input."""
 
     def __init__(self, experts: Size, in_features: Size, out_features: Size, bias: bool = True, *,
                  dtype: Float = "float32") -> None:

@@ -11,8 +11,7 @@ from ..autograd.tensor import Tensor
 
 class BatchNorm(Op):
     """x (..., c), weight and bias (c,). `running`: mean and variance (c,) and the count of batches (); the forward task
-    changes them while training, and `training=False` uses them instead of the batch's. All but x are float32 where x
-    has 16 bits."""
+    changes them while training, and `training=False` uses them instead. All but x are float32 where x has 16 bits."""
 
     name = "batch_norm"
 

@@ -19,6 +19,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tensor import FLOATS, Node, Tensor, new
 from ..core.graph import Role
+from ..core.machine import is_number, shorten
 from ..core.tasks import Kind
 from .conv import Conv2d
 from .conv_transpose import ConvTranspose2d
@@ -86,7 +87,7 @@ def dither(s: float) -> Iterator[Dither]:
     """Backward passes inside round the gradients of pre-activations to multiples of s standard deviations, each layer
     and micro-batch by its own; 0 rounds nothing. Raises ValueError for s below 0; the backward pass raises
     RuntimeError for 16-bit gradients and for recurrent layers."""
-    if not 0 <= s < float("inf"):
-        raise ValueError(f"dither is {s:g}; it must be at least 0")
+    if not is_number(s) or not 0 <= s < float("inf"):
+        raise ValueError(f"dither is {shorten(s)}; it must be a number of at least 0")
     with tapes.setting(dither=Dither(s)) as tape:
         yield tape.dither

@@ -13,9 +13,8 @@ from .shape import reshape, transpose
 
 
 class LayerNorm(Layer):
-    """Normalises over the last axes; `rms_norm` is a layer norm whose mean is 0. The output gradient and the weight
-    gradient each need only what the forward pass has saved. Weight, bias and saved statistics are float32 where x has
-    16 bits."""
+    """Normalises over the last axes; `rms_norm` is a layer norm whose mean is 0. Both gradients need only what the
+    forward pass has saved. Weight, bias and saved statistics are float32 where x has 16 bits."""
 
     def __init__(self, name: str, axes: int, eps: float) -> None:
         self.name, self.axes, self.eps = name, axes, eps

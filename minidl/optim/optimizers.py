@@ -18,6 +18,7 @@ from ..autograd.recording import Watched
 from ..autograd.tensor import Parameter, Tensor, add_uses, host_storage, new
 from ..core.columns import grouped
 from ..core.graph import Role
+from ..core.machine import is_number
 from ..core.tasks import Kind
 from ..devices import device as devices
 from .grad_scaler import GradScaler
@@ -153,7 +154,7 @@ class Optimizer(Watched):
             _check(f"the {name.replace('_', ' ')}", getattr(self, name), self.parameters[0].dtype)
         for name in rates:
             values = getattr(self, name)
-            if not all(0 <= value < 1 for value in (values if isinstance(values, Sequence) else [values])):
+            if not all(is_number(value) and 0 <= value < 1 for value in (values if name == "betas" else [values])):
                 are = "are" if name == "betas" else "is"
                 raise ValueError(f"{name} {are} {values}; it must be at least 0 and below 1")
         self.states_of(0)
@@ -292,7 +293,7 @@ class Adam(Optimizer):
                  eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        if np.shape(betas) != (2,):
+        if np.shape(np.asarray(betas, object)) != (2,):
             raise ValueError(f"betas are {betas}; they must be two numbers, at least 0 and below 1")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self._checked("weight_decay", "eps", rates=("betas",))

@@ -32,8 +32,7 @@ Window = Mapping[tuple[int, int], int]  #: (rank, stage) -> a number of micro-ba
 
 @dataclass(frozen=True)
 class Hint:
-    """`caps`: the most micro-batches that a rank keeps of a stage. `gaps`: pairs of keys, the second task waits for the
-    first."""
+    """`caps`: the most micro-batches that a rank keeps of a stage. `gaps`: pairs (key, key that waits for it)."""
 
     caps: Window
     gaps: tuple[tuple[int, int], ...] = ()

@@ -26,8 +26,7 @@ class Played(NamedTuple):
 
 
 def greedy(succs: Rows, delay: Floats, machine: Ints, duration: Floats, priority: Ints, machines: int) -> Played:
-    """The order by the rule in this module's docstring. `delay`: of each edge, or one for all edges between
-    machines."""
+    """The order by the rule in this module's docstring. `delay`: of each edge, or one between all machines."""
     n = len(succs)
     ptr = offsets(np.bincount(machine, minlength=machines))
     eps = 1e-9 * float(duration.max(initial=0))

@@ -243,8 +243,7 @@ class Clock(Content):
     @classmethod
     def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
         """The clock of a loop without a graph: `target` of iteration i waits for `source` of iteration i - `distance`,
-        and `far` longer if they are on different ranks. Raises ValueError if a task would wait for a later
-        iteration."""
+        and `far` longer if they are on different ranks. Raises ValueError for a wait for a later iteration."""
         source, target, distance = (np.asarray(x, np.int64) for x in (source, target, distance))
         wrong = np.flatnonzero(distance < 0)
         if wrong.size:

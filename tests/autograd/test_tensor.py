@@ -229,6 +229,13 @@ def test_micro_batches_name_their_tasks_and_do_not_nest():
             pass
 
 
+@pytest.mark.parametrize("number", [0.5, True, "1", None, [1], -1])
+def test_the_number_of_a_micro_batch_is_whole(number):
+    """0.5 was 0, the micro-batch before."""
+    with pytest.raises(ValueError, match=r"^the micro-batch is .*; it must be a whole number"), ml.micro_batch(number):
+        pass
+
+
 def test_parameters_of_one_unit_that_get_gradients_in_different_micro_batches():
     a, b = ml.Parameter(np.ones(2)), ml.Parameter(np.ones(2))
     opt = optim.SGD([a, b], 1.0)
@@ -459,6 +466,9 @@ def test_values_cannot_be_asked_for_while_recording():
     (lambda x: x, np.ones(3, np.int32),
      "example 0 is int32; inputs must be float32, float64, bfloat16, float16 or int64"),
     (lambda x: x, "text", "example 0 is <U4"),
+    (lambda x, y: x, (np.ones((2, 3)), np.ones(2)), r"0 is a tuple; .* as in record\(step, \*batch\)"),
+    (lambda batch: batch["x"], {"x": np.ones(3)}, "example 0 is a dict; .* each an argument"),
+    (None, np.ones(3), "the step is None; it must be a function"),
 ])
 def test_what_cannot_be_recorded_is_told(step, example, message):
     with pytest.raises(TypeError, match=message):

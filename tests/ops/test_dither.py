@@ -150,7 +150,7 @@ def test_a_recurrent_layer_is_refused(cell: str) -> None:
         (out[0] if isinstance(out, tuple) else out).sum().backward()
 
 
-@pytest.mark.parametrize("s", [-1.0, float("inf"), float("nan")])
-def test_a_step_is_a_number_of_at_least_0(s: float) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"dither is {s:g}")), ml.dither(s):
+@pytest.mark.parametrize("s", [-1.0, float("inf"), float("nan"), "2", None, True])
+def test_a_step_is_a_number_of_at_least_0(s: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"dither is {s!r};")), ml.dither(s):
         pass

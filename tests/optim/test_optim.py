@@ -399,3 +399,13 @@ def test_groups_refuse_what_they_cannot_have() -> None:
     for bad in ({"alpha": 1.0}, {"momentum": -0.1}, {"eps": -1.0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             optim.RMSprop([p], 0.1, **bad)
+
+
+@pytest.mark.parametrize(("optimizer", "arguments", "message"), [
+    (optim.SGD, {"momentum": [0.1]}, r"momentum is \[0.1\]"), (optim.SGD, {"momentum": "0.9"}, "momentum is 0.9"),
+    (optim.SGD, {"momentum": None}, "momentum is None"),
+    (optim.Adam, {"betas": ("0.9", 0.9)}, r"betas are \('0.9', 0.9\)"),
+    (optim.Adam, {"betas": ([0.9], 0.9)}, r"betas are \(\[0.9\], 0.9\)")])
+def test_a_rate_is_a_number(optimizer, arguments, message):
+    with pytest.raises(ValueError, match=f"^{message}; it must be at least 0 and below 1$"):
+        optimizer([ml.Parameter(np.ones(3, np.float32))], 0.1, **arguments)

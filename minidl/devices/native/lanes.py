@@ -68,8 +68,7 @@ class _Lane:
                                                                        self.state.ctypes.data, spins)
 
     def failure(self, at: int) -> LaneError:
-        """Why native call `at` failed. A loop of numba keeps its exception for itself: Python makes the call again, to
-        see it."""
+        """Why native call `at` failed. numba keeps an exception for itself: Python makes the call again, to see it."""
         error: BaseException = RuntimeError("a compiled call failed, and did not fail when it was made again")
         try:
             self.thunks[max(first for first in self.thunks if first <= at)]()

@@ -253,7 +253,7 @@ class MPI(Communicator):
             raise self._watch.failure
 
     def fail(self, error: BaseException) -> bool:
-        """As in Communicator. Returns when the others have ended their work, or after some seconds; call `abort` then."""
+        """As in Communicator. Returns when the others have ended, or after some seconds; call `abort` then."""
         return self._watch is None or self._mpi.Is_finalized() or self._watch.fail(error)
 
     def close(self) -> None:
