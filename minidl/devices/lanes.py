@@ -113,8 +113,7 @@ class Stream:
             self._done.open()
 
     def start(self, program: Program, on_error: Callable[[Stop], None] | None = None) -> None:
-        """Starts a program on the worker, which calls `on_error` if the program fails. Raises RuntimeError after
-        `close`."""
+        """Starts a program on the worker, which calls `on_error` if it fails. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError(CLOSED)
         self._program, self._on_error, self._busy = program, on_error, True

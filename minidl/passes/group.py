@@ -91,8 +91,7 @@ def _groups(graph: TaskGraph, asked: int | str | None, lag: int | None) -> list[
 
 def companies(graph: TaskGraph, most: int, lag: int | None = None) -> Iterator[list[int]]:
     """The members of each group: the free W that are alike, of the same micro-batch, in recorded order, `most` at a
-    time; some stay alone. With `lag`, the output gradients of the first and the last one are at most so many layers
-    apart."""
+    time; some stay alone. With `lag`, output gradients of the first and the last are at most so many layers apart."""
     free, depth = set[int](), [0] * len(graph)  # the most free W before each task, one after another
     waiting = dict[tuple[str, int, int], list[int]]()
     turn = {} if lag is None else {t: i for i, (_, own) in enumerate(layers(graph)) for t in own}

@@ -21,14 +21,14 @@ from ..core.schedule import Lane, Schedule
 from ..kernels import Thunk
 from ..plans.memory import MemoryPlan, plan_memory
 from .bound import Bound, with_far
-from .runtime import Guard
+from .runtime import Guard, Stays
 
 
 class VersionError(RuntimeError):
     """A task would read or overwrite the wrong version of a buffer. The message names both tasks."""
 
 
-class CheckingExecutor:
+class CheckingExecutor(Stays):
     """Runs lanes in one thread: at each turn it draws a lane whose waits are over, and runs its next task.
 
     `waits` (pairs of task ids, default: the schedule's own) and `plan` can be given to test wrong ones. `prove=False`

@@ -12,14 +12,14 @@ from .bound import Bound
 from .checking import CheckingExecutor, VersionError
 from .comm import Communicator
 from .comm.flight import CREDIT
-from .runtime import Guard, Runtime, StreamExecutor, TaskError
+from .runtime import Guard, Runtime, Stays, StreamExecutor, TaskError
 from .version_log import VersionLog
 
 __all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor",
            "StreamExecutor", "TaskError", "VersionError", "executor", "runtime"]
 
 
-class SequentialExecutor:
+class SequentialExecutor(Stays):
     """The oracle: runs tasks in the order of emission, each storage in its own memory, without schedule, plan and
     streams. Call it with a step's inputs; it returns the step's outputs. Every schedule must be bit-identical to it."""
 

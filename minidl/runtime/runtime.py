@@ -59,7 +59,15 @@ class TaskError(RuntimeError):
         self.task = task
 
 
-class Runtime:
+class Stays:
+    """The base of executors."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an executor cannot be copied or sent to another process, as its threads and memory stay here; "
+                        "copy or send the graph and the schedule, and make another executor from them")
+
+
+class Runtime(Stays):
     """Call it with a step's inputs (with ranks: this rank's share); it returns the step's outputs.
 
     `captured`: each part is one launch, or one launch between two synchronisations with communication; ignored with

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import signal
 import subprocess
 import sys
@@ -191,3 +193,12 @@ def test_two_threads_on_one_executor_are_an_error_in_the_second_and_change_nothi
         losses += [run(*b) for b in batches[1:]]
         getattr(run, "close", int)()
     assert bits(*(t for pair in losses for t in pair)) + b"#" + SMALL.state(model, opt) == wanted
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_an_executor_cannot_be_copied_and_says_what_can(copied):
+    graph = ml.record(lambda x: x * 2, np.ones(3, np.float32))
+    schedule = ml.Schedule.of(graph, {ml.Lane(0): range(len(graph))})
+    for run in (SequentialExecutor(graph), ml.StreamExecutor(graph, schedule), CheckingExecutor(graph, schedule)):
+        with pytest.raises(TypeError, match="^an executor cannot be .*; copy or send the graph and the schedule"):
+            copied(run)

@@ -72,8 +72,7 @@ class Hold:
 
 
 def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> float:
-    """Microseconds that `stream` needs for the work of `issue`, all of it queued before it begins: the median of some
-    rounds."""
+    """Microseconds that `stream` needs for the work of `issue`, all of it queued before it begins: the median of rounds."""
     warm(driver, stream)
     host = []
     for _ in range(ROUNDS):

@@ -165,8 +165,7 @@ class Cuda:
         return self.fetch_not_finite()()
 
     def fetch_not_finite(self) -> Callable[[], bool]:
-        """As `not_finite`, but the copy to the host is only started, as in `fetch`; the returned function waits for
-        it."""
+        """As `not_finite`, but the copy to the host is only started, as in `fetch`; the function waits for it."""
         found: list[Callable[[], Any]] = [slot.ask() for slot in [*self.in_use] if slot.unasked]
         found.append(self.fetch(self.flag))
         self.driver.zeros(self.flag, self.main)()

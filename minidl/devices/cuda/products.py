@@ -55,8 +55,7 @@ class Side:
 
     @classmethod
     def of(cls, array: Any) -> Side:
-        """The column-major transpose of a (..., r, c) array. Raises LaunchError for strides that a BLAS does not
-        support."""
+        """The column-major transpose of a (..., r, c) array. Raises LaunchError for strides that no BLAS has."""
         found, (r, c) = layout(array), array.shape[-2:]
         if found is None:
             raise cuda.LaunchError(f"a product needs contiguous rows or columns, not strides "

@@ -190,8 +190,7 @@ def _apart(inputs: Sequence[Any], out: Any) -> None:
 
 def _axes(shape: Sequence[int], arrays: Sequence[Any]) -> list[Axis]:
     """The axes over which NumPy iterates, the fastest last: sorted by their steps, in C order if operands disagree
-    (`npyiter_find_best_axis_ordering`). Axes of length 1 are left out; axes that follow each other in memory are
-    joined."""
+    (`npyiter_find_best_axis_ordering`). Axes of length 1 are left out, axes that follow each other in memory joined."""
     found: list[Axis] = []  # the fastest first
     for n, *steps in reversed([*zip(shape, *(a.strides for a in arrays), strict=True)]):
         if n == 1:

@@ -225,8 +225,7 @@ class Communicator:
     def exchange_rows(self, rows: Any, counts: Sequence[Any], into: Any, slot: int, rest: bool = True) -> Transfer:
         """A transfer of rows (n, width), which are sorted by the rank to which they go, into rows (m, width), sorted by
         the rank from which they come; zeros follow, unless `rest` is False. `counts`: how many rows go and come, in two
-        arrays of as many numbers for each rank, which are read when it starts; none: to each rank as many as from
-        it."""
+        arrays of as many numbers for each rank, read when it starts; none: to each rank as many as from it."""
         def ends(numbers: Any, width: int) -> list[int]:
             return offsets(numbers.reshape(self.size, -1).sum(1) * width).tolist()
 

@@ -26,8 +26,7 @@ class Direct:
         """A step calls this when all work of earlier ones has been issued."""
 
     def ready(self, task: int, stream: Any) -> list[Thunk]:
-        """The calls that a lane makes after a task (by its key) for which communication waits. `stream`: the lane's, on
-        CUDA."""
+        """The lane's calls after a task (by its key) for which communication waits. `stream`: of the lane, on CUDA."""
         return []
 
     def moved(self, message: int, link: Communicator, sends: bool) -> list[Thunk]:
