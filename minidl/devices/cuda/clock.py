@@ -72,7 +72,7 @@ class Hold:
 
 
 def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> float:
-    """Microseconds that `stream` needs for the work of `issue`, all of it queued before it begins: the median of rounds."""
+    """Microseconds that `stream` needs for the work of `issue`, all of it queued before it begins: the median."""
     warm(driver, stream)
     host = []
     for _ in range(ROUNDS):
