@@ -76,8 +76,7 @@ class CoRun:
 
     @classmethod
     def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]]) -> CoRun:
-        """An estimate from flops and bytes: streams share the memory bandwidth, so two groups that together need more
-        than there is slow down alike."""
+        """An estimate from flops and bytes: streams share the memory bandwidth; groups that need more slow down."""
         arithmetic, traffic = dict[str, float](), dict[str, float]()
         for task, key in enumerate(graph.keys.tolist()):
             name = groups.get(task_name(as_recorded(key)), "")

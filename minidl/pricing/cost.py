@@ -126,6 +126,9 @@ class CostModel:
     far: Link | None = None
     memory: Memory | None = None
 
+    def __repr__(self) -> str:
+        return f"<CostModel {self.source}: {len(self.tasks):,} tasks, kinds {shorten(dict(self.kinds))}>"
+
     def __post_init__(self) -> None:
         for name in ("source", "unit", "device"):
             if not isinstance(text := getattr(self, name), str):

@@ -39,8 +39,7 @@ class Wait(NamedTuple):
 
 class FalseWait(NamedTuple):
     """A task whose dependencies have ended at `may_start`, but which starts at `start`, because `waits_for` comes
-    before it on its lane: without this edge it would start earlier by `wait`. For `idle` of this time its lane stands
-    still."""
+    before it on its lane: without this edge it would start earlier by `wait`, and its lane is idle for `idle` of it."""
 
     task: str
     lane: str

@@ -399,8 +399,7 @@ class Clock(Content):
                         self.duration, group, self.factor, share)
 
     def _of_actions(self, first: Ints, last: Ints) -> Clock:
-        """The clock in which edges lead from the ends of actions to their beginnings. `first`, `last`: of
-        `Lanes.actions`."""
+        """The clock whose edges lead from ends of actions to beginnings. `first`, `last`: `Lanes.actions`."""
         (preds, kept), carried = self.preds.between(first, last), self.carried
         return replace(self, preds=preds, far=self.far if len(self.far) == 1 else self.far[kept],
                        carried=replace(carried, source=last[carried.source], target=first[carried.target]))

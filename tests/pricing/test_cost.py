@@ -171,3 +171,9 @@ def test_a_file_by_hand_is_told_where_to_start(text, says, tmp_path):
     (tmp_path / "own.json").write_text(text)
     with pytest.raises(CostError, match=f"own.json is not a cost model: {says}$"):
         CostModel.load(tmp_path / "own.json")
+
+
+def test_the_text_of_costs_is_short():
+    """A notebook shows it after `measure`; with all tasks, those of a large network were pages."""
+    cost = CostModel(tasks={f"{i}F0": 1.0 for i in range(2000)}, kinds={"U": 1.0}, source="measured")
+    assert repr(cost) == "<CostModel measured: 2,000 tasks, kinds {'U': 1.0}>"
