@@ -179,8 +179,7 @@ class AsRead:
         return draft if self.sums or self.machine.replicas == 1 else replicas(draft)
 
     def plan(self, draft: Draft, found: Ordered, limit: int | None) -> PipelinePlan:
-        """The plan, not proved yet. Raises ScheduleError if parts of tasks are on other lanes than those beside the
-        first parts."""
+        """The plan, not proved yet. Raises ScheduleError if parts are on other lanes than those beside the first."""
         made, order = replace(self._read_from[1], limit=limit, remarks=found.remarks), draft.order
         if draft.graph is made.graph:
             return made

@@ -138,8 +138,7 @@ def _fits(plan: PipelinePlan) -> None:
 
 
 def _reordered(plan: PipelinePlan, caps: Window, cap: Any) -> PipelinePlan:
-    """The plan in the order in which ranks run their first ready task under these caps. Raises PlanError if the caps
-    leave none."""
+    """The plan as ranks run their first ready task under these caps. Raises PlanError if the caps leave none."""
     free, schedule = Picks.of(plan), plan.schedule
     played = free.play(kept=False, more=admissions(free.graph, schedule, caps))
     if played.done < len(free.graph):

@@ -99,8 +99,7 @@ class Network:
         return balanced(self.problem, self.cost, self.place.stages) if own is None else np.asarray(own)
 
     def draft(self, placement: Placement | None = None) -> Draft:
-        """The step whose tasks know their stage, in the default places or in others. Raises PipelineError if it cannot
-        be cut so."""
+        """The step with the stage of each task, in these or usual places. Raises PipelineError if it cannot be cut."""
         name, place = self.chosen.staged.name, self.place
         if placement is None:
             assert self.slices

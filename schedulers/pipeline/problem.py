@@ -14,10 +14,11 @@ import numpy as np
 
 from ...core.columns import Content, Floats
 from ...core.graph import TaskGraph
+from ...core.machine import is_number, shorten
 from ...core.placement import PipelineError, Placement, check_numbers
 from ...core.schedule import Lane, Schedule
 from ...core.tasks import Kind, pack
-from ...pricing.cost import CostModel, Link
+from ...pricing.cost import CostError, CostModel, Link
 from .stages import stage_graph
 
 
@@ -83,12 +84,17 @@ def costs(placement: Placement, forward: float | Sequence[float], output_grad: f
           weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None) -> CostModel:
     """Costs per stage. A number is the time of a rank, shared by its chunks; a sequence has one time per stage. Raises
     PipelineError for a sequence of another length than there are stages, CostError for bad numbers."""
+    def number(what: str, value: float) -> float:
+        if not isinstance(value, float) and not is_number(value):  # the cost model names one that is not finite
+            raise CostError(f"a {what} time is {shorten(value)}; it must be a number")
+        return float(value)
+
     def per_stage(what: str, value: float | Sequence[float]) -> float | list[float]:
         if np.ndim(value) == 0:
-            return float(value) * placement.share  # type: ignore[arg-type]
+            return number(what, value) * placement.share  # type: ignore[arg-type]
         if len(value) != placement.stages:  # type: ignore[arg-type]
             raise PipelineError(f"{len(value)} {what} times are given for {placement.stages} stages; give 1 or as many")  # type: ignore[arg-type]
-        return [float(v) for v in value]  # type: ignore[union-attr]
+        return [number(what, v) for v in value]  # type: ignore[union-attr]
 
     return CostModel.given(per_stage("forward", forward), per_stage("output_grad", output_grad),
                            per_stage("weight_grad", weight_grad), latency, bandwidth)

@@ -24,8 +24,7 @@ from .problem import Problem
 def steady_order(chosen: Policy, problem: Problem, options: Mapping[str, Any]) -> Ordered:
     """The order of a body, in which a policy's tasks of the step before are late, and the weight versions that tasks
     read, counted from the start of their own step: version -1 is one update before it. Raises PipelineError for a
-    policy whose order or versions differ from step to step, or which works on micro-batches of more than two steps at a
-    time."""
+    policy whose order or versions differ from step to step, or which works on more than two steps at a time."""
     name, several = chosen.name, int(options.get("mini_batches", 1))
     count = problem.micro_batches * several
     if "mini_batches" in chosen.options:

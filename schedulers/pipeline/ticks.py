@@ -25,8 +25,7 @@ from .problem import RankOrder
 @dataclass(frozen=True)
 class Ticks:
     """The ticks of parts on processors. `at[i]` is the tick in which part i runs batch 0. `inner`: W of a layer also
-    reads the result of its own O, as for a layer that represents several, and the second part of an O reads the
-    first's."""
+    reads the result of its own O, as for a layer that represents several; the second part of an O reads the first."""
 
     layers: int
     parts: Sequence[Piece]
@@ -77,8 +76,7 @@ class Ticks:
         return 1 + max(self.delays[layer], *(self.at[o] - begin + self.apart(o, w) for o in self.of[layer, Kind.O]))
 
     def part(self, i: int) -> int:
-        """The number of part i within its layer's computation: 1 for the second half of a cut output gradient, else
-        0."""
+        """The number of part i within its layer's computation: 1 for the second half of a cut O, else 0."""
         return self.of[self.parts[i].layer, self.parts[i].kind].index(i)
 
     def runs(self, batches: int) -> list[tuple[int, int]]:

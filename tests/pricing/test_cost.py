@@ -177,3 +177,10 @@ def test_the_text_of_costs_is_short():
     """A notebook shows it after `measure`; with all tasks, those of a large network were pages."""
     cost = CostModel(tasks={f"{i}F0": 1.0 for i in range(2000)}, kinds={"U": 1.0}, source="measured")
     assert repr(cost) == "<CostModel measured: 2,000 tasks, kinds {'U': 1.0}>"
+
+
+@pytest.mark.parametrize("time", ["2", None, True, ["1", "2"], [1, None]])
+def test_times_of_a_pipeline_are_numbers(time):
+    """A text counted as the number that it spells, True as 1."""
+    with pytest.raises(CostError, match=r"^a forward time is .*; it must be a number$"):
+        ml.plan(ml.Pipeline(4, forward=time), "gpipe", machine=ml.Machine(ranks=2))
