@@ -98,6 +98,15 @@ def test_processes_that_share_no_mpi_do_not_train_each_by_itself(more, started, 
                         r"each is alone; start them with the mpiexec of MPICH( \(.*\))?\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_command_that_shares_no_work_says_so_once(rank, started, monkeypatch, capsys):
+    started("MPICH's mpiexec")
+    monkeypatch.setenv("PMI_RANK", rank)
+    assert main(["schedulers", "gpipe"]) == 0
+    said = "MPICH's mpiexec has started 2 processes, and each does all of schedulers\n"
+    assert capsys.readouterr().err == (said if rank == "0" else "")
+
+
 @pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}])
 def test_one_process_is_alone_whatever_its_shell_has_for_torch(variables, started, monkeypatch):
     started(None)
