@@ -20,7 +20,7 @@ from .ordered import Ordered
 
 def delayed_update(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """Sums and updates of a step beside all gradients of the next one, which are of the weights before that update:
-    w(t+1) = Opt(w(t), gradient at w(t-1)) (DPU, ZeRO-Offload: Ren et al., 2021). On one rank, too. Copies weights."""
+    w(t+1) = Opt(w(t), gradient at w(t-1)) (DPU, ZeRO-Offload: Ren et al., 2021). Also on one rank. Copies weights."""
     return _beside(graph, {"stale": True}, "gradients are of the weights before the last update")
 
 
