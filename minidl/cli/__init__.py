@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if alone and arguments.device == "cpu":  # CUDA's driver reserves much address space
                 machine.bound()
             show.check_outputs(arguments)
-            if (ranks := launcher.size()) > 1 and not launcher.rank():
-                show.note(f"{launcher.name()} has started {ranks} processes, and each does all of {arguments.command}")
             with show.record_alone(arguments):
                 code = int(arguments.verb(arguments) or 0)
+            if (ranks := launcher.size()) > 1 and not launcher.rank():
+                show.note(f"{launcher.name()} has started {ranks} processes, and each does all of {arguments.command}")
         interrupts.check()
         return code
     except BrokenPipeError:

@@ -52,16 +52,15 @@ def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_t
 def running(name: str, train: bytes, test: bytes, wanted: Wanted) -> Dataset:
     """Windows of one part of a text, by a tokenizer that has seen the training part."""
     part = test if wanted.split == "test" else train
-    coder, ids = _encoded(train, part, wanted.tokenizer)
+    ids = _encoded(coder := tokens.tokenizer(wanted.tokenizer, train), part)
     size = check_vocabulary(coder.vocabulary, wanted.classes, name)
     return windows(name, ids, wanted.length, size, bytes_per_token=len(part) / max(1, len(ids)),
                    mask=coder.special.get("mask"), tokenizer=coder.saved)
 
 
 @functools.lru_cache(maxsize=4)
-def _encoded(train: bytes, part: bytes, kind: str) -> tuple[Tokenizer, Array]:
-    coder = tokens.tokenizer(kind, train)
-    return coder, coder.encode(part)
+def _encoded(coder: Tokenizer, part: bytes) -> Array:
+    return coder.encode(part)
 
 
 def pydoc_text() -> tuple[bytes, bytes]:

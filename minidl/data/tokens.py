@@ -30,7 +30,7 @@ BYTES = {"pad": 0, "first": 0xF9, "separator": 0xFA, "end": 0xFB, "mask": 0xFF}
 LEAST = 256 + len(NAMES)  #: tokens of the smallest vocabulary that can be trained: all bytes and the special ones
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tokenizer:
     """`encode(text)`: the tokens of UTF-8 bytes, integers (n,). `decode(tokens)`: their text. `special`: token of each
     of NAMES that the vocabulary has. `saved`: its form in a checkpoint: "bytes", or a library's JSON."""
@@ -53,7 +53,6 @@ BYTE_TOKENIZER = Tokenizer(
     lambda tokens: bytes(t for t in tokens if t not in BYTES.values()).decode("utf-8", "replace"), dict(BYTES))
 
 
-@functools.lru_cache(maxsize=4)
 def tokenizer(name: str, text: bytes) -> Tokenizer:
     """The tokenizer of this name: bytes, a number of tokens, or a file. `text`: to learn from. Raises DataError."""
     if name == "bytes":
@@ -81,6 +80,7 @@ def _library() -> Any:
     return tokenizers
 
 
+@functools.lru_cache(maxsize=4)
 def _trained(size: int, text: bytes) -> Tokenizer:
     if not LEAST <= size <= MOST:
         raise DataError(f"a tokenizer of {size} tokens is too {'small' if size < LEAST else 'large'}; it can have "
@@ -96,6 +96,7 @@ def _trained(size: int, text: bytes) -> Tokenizer:
     return _of_library(made)
 
 
+@functools.lru_cache(maxsize=4)
 def restored(saved: str) -> Tokenizer:
     """The tokenizer whose `saved` this is. Raises DataError or ValueError."""
     if saved == "bytes":

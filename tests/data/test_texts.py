@@ -252,6 +252,16 @@ def test_what_a_tokenizer_was_last_used_for_cuts_and_fills_no_text(tmp_path, las
     assert found[1].samples > 50
 
 
+def test_a_tokenizer_that_was_written_anew_is_read_anew(tmp_path):
+    (tmp_path / "a.txt").write_text(prose(1))
+    found = []
+    for words in (WORDS, WORDS[::-1]):
+        saved(tmp_path / "t.json", {word: i for i, word in enumerate(words)}, unk_token=words[0])
+        found.append(whole(data.load(tmp_path / "a.txt", batch_size=1, sequence_length=8,
+                                     tokenizer=str(tmp_path / "t.json"))))
+    assert found[0].tolist() == (len(WORDS) - 1 - found[1]).tolist()
+
+
 def test_a_vocabulary_with_gaps_reaches_to_its_last_token(tmp_path):
     (tmp_path / "a.txt").write_text(prose(1))
     saved(tmp_path / "t.json", {word: 3 * i + 5 for i, word in enumerate(WORDS)}, unk_token="the")
