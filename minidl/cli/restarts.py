@@ -51,8 +51,7 @@ def supervise(arguments: Any) -> int:
 
 
 def fewer(arguments: Any, ranks: int | None) -> int | None:
-    """The next smaller number of ranks that --least-ranks and the batch allow, of a pipeline at least 2; the same one
-    if there is none."""
+    """The next smaller number of ranks that --least-ranks and the batch allow, of a pipeline 2 or more; or the same."""
     staged = arguments.parallel == "pipeline"
     fewest = max(arguments.least_ranks or ranks or 1, 1 + staged)
     return next((found for found in range((ranks or 1) - 1, fewest - 1, -1)

@@ -213,6 +213,7 @@ def _decoded(jobs: Sequence[tuple[Picture, int | None]], size: int, channels: in
     try:
         return np.concatenate(list(_pool(count).map(decode, parts, [size] * len(parts), [channels] * len(parts))))
     except BrokenExecutor:
+        _pool.cache_clear()
         raise DataError("a worker process that decodes pictures has ended; is there enough memory?") from None
 
 

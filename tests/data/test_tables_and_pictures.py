@@ -317,6 +317,17 @@ def test_workers_are_one_for_each_core_of_the_process_but_one(imagenet, monkeypa
     assert {*asked} == {workers, 5}
 
 
+def test_a_worker_that_was_killed_is_one_line_and_the_next_batch_has_others(imagenet):
+    loader = data.load("imagenet", root=imagenet, batch_size=4, image_size=8, workers=1)
+    whole = loader.read(0)[0]
+    for process in pictures._pool(1)._processes.values():
+        process.kill()
+        process.join()
+    with pytest.raises(data.DataError, match="a worker process that decodes pictures has ended"):
+        loader.read(1)
+    assert (loader.read(0)[0] == whole).all()
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["a file", "standard input"])
 def test_a_script_without_a_guard_gets_pictures_from_workers(imagenet, way):
