@@ -273,8 +273,8 @@ def _sizes(one: int, n: int, a_step: int, b_step: int) -> range:
 
 
 def _stop(one: int, n: int, a_step: int, b_step: int) -> int:
-    """Where the range of `_sizes` ends. With AVX2 alone as 1,011 products on a Zen 3 say, which then take
-    0.95 of the library's time on average (the geometric mean), at most 1.07."""
+    """Where the range of `_sizes` ends. With AVX2 alone 1,011 products were timed on a Zen 3: by this choice they take
+    0.95 of the library's time (geometric mean), at most 1.07."""
     if WIDE:
         return MOST + 1 if a_step > 1 else FAR
     if a_step > 1:
