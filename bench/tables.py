@@ -485,10 +485,10 @@ first step: record, plan and bind, or a compiler that starts with an empty cache
 Rows come three times: for an Intel with AMX, an AMD Zen 4, and an AMD Zen 3, which has no AVX-512. On the Zen 4
 OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s on the products of these networks, tiles of minidl 97 to 115. On the
 Intel it is 98 to 155 and 143 to 178 of 210 to 225; that core's clock changes by a tenth within a minute. On the Zen 3
-it is 70 to 92 of 102, and tiles, where they are used, reach 80 to 95; the MLP with 2,048 units takes 1.02 times its
-floor (below) there, the GPT 6 x 384 1.06 times. Its host was about a tenth slower in the hour of the rows for one core
-than in the hour before. On the Zen 4 the MLP with 2,048 units has the slowest products, since the rows of its weights
-are a multiple of 4 KB apart.
+it is 78 to 92 of 102; tiles reach 83 to 95 if a weight is packed once for several products. The MLP with 2,048 units
+takes 1.02 times its floor (below) there, and the GPT 6 x 384 takes 1.06 times. The host of the Zen 3 was about a tenth
+slower in the hour of the rows for one core than in the hour before. On the Zen 4 the MLP with 2,048 units has the
+slowest products, since the rows of its weights are a multiple of 4 KB apart.
 
 On one core of the Intel, and on the Zen 3, all arms have large pages and keep the memory that they free (glibc's
 tunables), as minidl's own memory does. How long the host of that virtual machine takes for new pages changes from day

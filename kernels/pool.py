@@ -17,7 +17,7 @@ from .registry import flat, inlined, kernel, loop
 from .window import window as window_of
 
 Pair = tuple[int, int]
-EIGHT = 8  #: channels that the CPU's loops compute together; with fewer, one over a window's taps is faster
+TOGETHER = 8  #: channels that the CPU's loops compute together; with fewer, one over a window's taps is faster
 
 
 def _seen(y: Sequence[int], window: Pair, stride: Pair) -> list[tuple[slice, ...]]:
@@ -84,7 +84,7 @@ def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair, ce
 
 @max_pool2d.cpu
 def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
-    if _halves(x, y, window, stride, padding):
+    if _in_fours(x, y, window, stride, padding):
         return [loop(_max_of_four, flat(x), flat(y), flat(tap), (*x.shape, *y.shape[1:3]))]
     return [loop(_max_pool2d, x, y, tap, (*window, *stride, *padding))]
 
@@ -101,7 +101,7 @@ def _better(v, most):  # type: ignore[no-untyped-def]
     return (v > most) | ((v != v) & (most == most))
 
 
-def _halves(x: Any, y: Any, window: Pair, stride: Pair, padding: Pair) -> bool:
+def _in_fours(x: Any, y: Any, window: Pair, stride: Pair, padding: Pair) -> bool:
     """Whether windows are squares of four pixels side by side, all inside the image."""
     return (tuple(window) == tuple(stride) == (2, 2) and not any(padding)
             and 2 * y.shape[1] <= x.shape[1] and 2 * y.shape[2] <= x.shape[2]
@@ -113,7 +113,7 @@ def _filled(channels, left):  # type: ignore[no-untyped-def]
     """Numbers that a pixel's loop writes: its channels, and those behind them that fill its last vector. Pixels are
     written in the order of memory, so the next ones write theirs over them. At the end, where fewer than that are
     left, its channels alone."""
-    wide = -(-channels // EIGHT) * EIGHT
+    wide = -(-channels // TOGETHER) * TOGETHER
     return wide if wide <= left else channels
 
 
@@ -147,7 +147,7 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
                 best, which = y[i, oy, ox], tap[i, oy, ox]
                 top, left = max(0, ph - oy * sh), max(0, pw - ox * sw)
                 bottom, right = min(kh, h + ph - oy * sh), min(kw, w + pw - ox * sw)
-                for k in range(c if c < EIGHT else 0):
+                for k in range(c if c < TOGETHER else 0):
                     most, number = -x.dtype.type(np.inf), np.int32(top * kw + left)
                     for ky in range(top, bottom):
                         for kx in range(left, right):
@@ -155,7 +155,7 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
                             if _better(v, most):
                                 most, number = v, np.int32(ky * kw + kx)
                     best[k], which[k] = most, number
-                if c < EIGHT:
+                if c < TOGETHER:
                     continue
                 for k in range(c):
                     best[k] = -np.inf
@@ -180,7 +180,7 @@ def max_pool2d_grad(xp: Any, tap: Any, dy: Any, *, size: Pair, window: Pair, str
 
 @max_pool2d_grad.cpu
 def _(tap: Any, dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
-    if _halves(dx, dy, window, stride, padding) and tap.flags.c_contiguous:
+    if _in_fours(dx, dy, window, stride, padding) and tap.flags.c_contiguous:
         return [loop(_max_of_four_grad, flat(tap), flat(dy), flat(dx), (*dx.shape, *dy.shape[1:3]))]
     return [loop(_max_pool2d_grad, tap, dy, dx, (*window, *stride, *padding))]
 
@@ -220,10 +220,10 @@ def _max_pool2d_grad(tap, dy, dx, geometry):  # type: ignore[no-untyped-def]
         for oy in range(dy.shape[1]):
             for ox in range(dy.shape[2]):
                 which, given = tap[i, oy, ox], dy[i, oy, ox]
-                for k in range(c if c < EIGHT else 0):
+                for k in range(c if c < TOGETHER else 0):
                     t = np.int64(which[k])
                     dx[i, oy * sh - ph + t // kw, ox * sw - pw + t % kw, k] += given[k]
-                if c < EIGHT:
+                if c < TOGETHER:
                     continue
                 for ky in range(max(0, ph - oy * sh), min(kh, h + ph - oy * sh)):
                     for kx in range(max(0, pw - ox * sw), min(kw, w + pw - ox * sw)):

@@ -266,8 +266,8 @@ def _steps(a: Any, b: Any, y: Any, more: Any) -> tuple[int, ...] | None:
 
 
 def _sizes(one: int, n: int, a_step: int, b_step: int) -> range:
-    """The numbers of rows of a for which tiles are faster here than the library, by the other two sizes, k and n. With
-    rows of a that are not beside each other the numbers k, by m and n."""
+    """The numbers m of rows of a for which tiles are faster here than the library, by the other two sizes, k and n. If
+    rows of a are not beside each other, the numbers k, by m and n."""
     least = LEAST_TILES if a_step == b_step == 1 else LEAST
     return range(max(LANES, -(-least // (one * n))) if min(one, n) >= LANES else FAR, _stop(one, n, a_step, b_step))
 

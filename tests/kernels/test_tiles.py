@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.may_skip, pytest.mark.skipif(not tiles.AVX2, reason="t
 
 @pytest.fixture(autouse=True)
 def all_products_may_have_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with AVX2 alone, where the library's are faster for some shapes."""
+    """With AVX2 alone, products of some shapes are the library's; here all have tiles."""
     monkeypatch.setattr(tiles, "_way", tiles._way if tiles.WIDE else tiles._way_zen)
     monkeypatch.setattr(tiles, "WIDE", True)
 
@@ -106,6 +106,21 @@ def test_ways_are_those_that_a_product_has(rule: Callable[..., int]):
             assert rule(steps, m, k, n, False) != tiles.TURNED
             assert rule(steps, m, k, n, True) != tiles.TURNED or k <= tiles.LONGEST
         assert rule((k, 1, 0, 0), m, k, n, False) in (tiles.STREAMED, tiles.PACKED)
+
+
+def test_with_avx2_alone_the_products_that_have_tiles_are_those_that_the_rule_knows(monkeypatch: pytest.MonkeyPatch):
+    """Either b stays in the cache, or the product is turned; of columns of a, only short sums have tiles."""
+    monkeypatch.setattr(tiles, "WIDE", False)
+    random, found = np.random.default_rng(0), set()
+    for m, k, n in random.choice([16, 32, 64, 100, 784, 2048], (500, 3)).tolist():
+        for steps, one, other in (((k, 1, 1, k), k, m), ((k, 1, n, 1), k, m), ((1, m, n, 1), m, k)):
+            way = tiles._way_avx2(steps, m, k, n, True)
+            if other in tiles._sizes(one, n, *steps[1:3]):
+                assert k <= 512 if steps[1] > 1 else k * n <= tiles.KEPT or way == tiles.TURNED
+                found.add(way)
+            elif m * k * n >= tiles.LEAST and min(one, n) >= tiles.LANES <= other:
+                assert way != tiles.TURNED
+    assert found == {tiles.TILED, tiles.STREAMED, tiles.TURNED}
 
 
 def guarded(rows: int, columns: int, turned: bool) -> Any:

@@ -23,7 +23,7 @@ from minidl.kernels import KERNELS, vectors
 from minidl.kernels.beside import together
 from minidl.kernels.conv import PIXELS, Geometry
 from minidl.kernels.depthwise import depthwise_work
-from minidl.kernels.pool import EIGHT
+from minidl.kernels.pool import TOGETHER
 from minidl.testing.checks import gradcheck
 
 
@@ -403,7 +403,7 @@ def test_batch_norm_errors() -> None:
 
 # ----------------------------------------------------------------------------------------------- pools
 @pytest.mark.few(10)
-@pytest.mark.parametrize("times", [1, EIGHT + 1])
+@pytest.mark.parametrize("times", [1, TOGETHER + 1])
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_forms_agree(case: str, times: int) -> None:
     shape, window, stride, padding, *ceil = POOLS[case]
@@ -422,7 +422,7 @@ def test_pool_forms_agree(case: str, times: int) -> None:
 
 
 @settings(max_examples=drawn(60), deadline=None)
-@given(st.tuples(st.integers(1, 3), st.integers(2, 7), st.integers(2, 7), st.integers(1, 2 * EIGHT + 1)),
+@given(st.tuples(st.integers(1, 3), st.integers(2, 7), st.integers(2, 7), st.integers(1, 2 * TOGETHER + 1)),
        st.integers(0, 1000))
 def test_pooling_pixels_in_fours_writes_the_memory_of_its_samples_alone(shape: Any, seed: int) -> None:
     """Its vectors reach over a pixel's channels: equal values, NaN, and neighbours of a part of the samples."""

@@ -174,7 +174,7 @@ def test_a_file_by_hand_is_told_where_to_start(text, says, tmp_path):
 
 
 def test_the_text_of_costs_is_short():
-    """A notebook shows it after `measure`; with all tasks, those of a large network were pages."""
+    """A notebook shows this text after `measure`. With all tasks, it was pages for a large network."""
     cost = CostModel(tasks={f"{i}F0": 1.0 for i in range(2000)}, kinds={"U": 1.0}, source="measured")
     assert repr(cost) == "<CostModel measured: 2,000 tasks, kinds {'U': 1.0}>"
 
