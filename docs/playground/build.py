@@ -126,11 +126,15 @@ def methods() -> list[dict[str, Any]]:
             tasks = on_ranks(made, arguments.slow)
         else:
             tasks = on_lanes(Shown.of(made, iterations=SHOWN if arguments.parallel == "data" else 1).timeline)
-        module = hide if method == "hide" else sys.modules[BACKWARD[method].__module__] if method in BACKWARD else None
-        about = " ".join((module.__doc__ or "").split("\n\n")[1].split() if module else find(method).about.split())
-        found.append({"name": name, "about": about, "command": f"minidl {command}", "tasks": tasks,
+        found.append({"name": name, "about": about(method), "command": f"minidl {command}", "tasks": tasks,
                       "step": round(1000 * made.predicted_step_ms, 1)})
     return found
+
+
+def about(method: str) -> str:
+    """The sentences of another method, on one line: its module's, or its policy's."""
+    module = hide if method == "hide" else sys.modules[BACKWARD[method].__module__] if method in BACKWARD else None
+    return " ".join((module.__doc__ or "").split("\n\n")[1].split() if module else find(method).about.split())
 
 
 def on_lanes(t: Timeline) -> list[list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shlex
 from typing import Any
@@ -14,7 +15,7 @@ from playground import NAMES, PAGE, beside, build, drag, figure, middle, middle_
 from minidl.cli import main
 from minidl.core.schedule import Schedule
 from minidl.passes.sweeps import BACKWARD
-from minidl.schedulers import names
+from minidl.schedulers import find, names
 from minidl.views.page import Shown
 
 
@@ -31,6 +32,16 @@ def test_the_page_holds_the_plans_of_today(still):
     own = (build.HERE / name for name in (*build.PARTS, "page.css"))
     for part in (*own, build.ASSETS / "page.css"):
         assert part.read_text(encoding="utf-8") in text, f"{part} has changed; build the page again"
+
+
+def test_the_page_has_the_sentences_of_today():
+    """Of every policy and method. After a change of one: python docs/playground/build.py."""
+    line = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("const DATA = "))
+    data, _ = json.JSONDecoder().raw_decode(line.removeprefix("const DATA = "))
+    assert {entry["name"]: entry["about"] for entry in data["methods"]} == {
+        name: build.about(name.partition(",")[0]) for name in build.METHODS}
+    assert {entry["name"]: entry["about"] for entry in data["gallery"]} == {
+        name: find(name).about for name in names("pipeline")}
 
 
 def test_the_page_says_how_to_read_it_and_its_gallery_shows_every_policy_with_its_figures(still):
